@@ -7,6 +7,7 @@ mod background;
 mod bounce;
 mod detail;
 mod extents;
+mod lower;
 mod manage;
 mod queue;
 mod requests;
@@ -24,6 +25,7 @@ use super::assemble::{Assembly, Incoming, Member};
 use super::blocking::{Blocking, Idle};
 use super::core::{Ability, Core, Kicked, MemberIo, Setup, Work, WritePath};
 use super::geometry::STRIPE_SECTORS;
+use super::identity::now_secs;
 use super::repair::write_superblocks;
 use parking_lot::Mutex;
 use pvblk_block::memory::Gauge;
@@ -36,7 +38,7 @@ use queue::ArrayQueue;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// Most stripe heads: as many as md takes.
 const MOST_STRIPES: usize = 32768;
@@ -193,8 +195,6 @@ struct Origin {
     patterns: Vec<String>,
     /// Names of devices that superblocks on disk may call members.
     devices: Vec<String>,
-    /// The spare that is on its way to a place.
-    taking: Option<String>,
     /// `devices` may name some that no superblock on disk names any more.
     stale: bool,
 }
@@ -264,7 +264,6 @@ impl ArrayShared {
         let mut spares: Vec<String> = incoming.into_iter().collect();
         spares.extend(self.spares.lock().iter().map(|s| s.name.clone()));
         let mut origin = self.origin.lock();
-        spares.extend(origin.taking.clone());
         // Until here, so that a spare that becomes a member is in one of these lists.
         drop(core);
         spares.dedup();
@@ -339,6 +338,15 @@ fn check_stripes(stripes: usize) -> Result<(), Error> {
     Err(Error::config(format!(
         "raid5 with {stripes} stripes: it takes {LEAST_STRIPES} to {MOST_STRIPES}"
     )))
+}
+
+/// The end in order of an array without queues: everything goes to stable storage, and then superblocks say clean.
+fn write_clean(assembly: &mut Assembly, idle: &mut Idle<'_>) -> Result<(), Error> {
+    let incoming = assembly.incoming.iter().map(|i| &i.member);
+    for member in assembly.present().chain(incoming) {
+        Blocking::open(&member.device)?.flush(idle)?;
+    }
+    write_superblocks(assembly, true, now_secs(), idle)
 }
 
 /// A RAID-5 array that serves.
@@ -528,12 +536,7 @@ impl Raid5 {
             assembly.bitmap = core.bitmap().cloned();
             assembly
         };
-        let incoming = assembly.incoming.iter().map(|i| &i.member);
-        for member in assembly.members.iter().flatten().chain(incoming) {
-            Blocking::open(&member.device)?.flush(idle)?;
-        }
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        write_superblocks(&mut assembly, true, now.map_or(0, |d| d.as_secs()), idle)
+        write_clean(&mut assembly, idle)
     }
 }
 

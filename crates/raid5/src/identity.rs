@@ -1,5 +1,13 @@
 //! Ids of arrays and devices, and times of superblocks, as text.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Seconds since 1970, for superblocks.
+pub fn now_secs() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |d| d.as_secs())
+}
+
 /// As mdadm prints ids: four groups of eight digits.
 pub fn uuid_text(uuid: &[u8; 16]) -> String {
     let (groups, _) = uuid.as_chunks::<4>();

@@ -5,13 +5,12 @@ use super::bitmap::WriteIntent;
 use super::blocking::{Blocking, Idle};
 use super::create::{Consistency, NewArray};
 use super::geometry::Layout;
-use super::identity::uuid_text;
+use super::identity::{now_secs, uuid_text};
 use super::ppl::{PPL_HEADER_BYTES, PplHeader, ppl_signature};
 use super::superblock::{Policy, SUPER_SECTOR, Superblock};
 use crate::found;
 use pvblk_block::{BlockDevice, Error, ExtentKind};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Options for a new array.
 #[derive(Clone, Debug)]
@@ -43,7 +42,6 @@ impl CreateOptions {
     pub fn new(name: impl Into<String>) -> CreateOptions {
         let mut set_uuid = [0; 16];
         fastrand::fill(&mut set_uuid);
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
         CreateOptions {
             name: name.into(),
             layout: Layout::default(),
@@ -54,7 +52,7 @@ impl CreateOptions {
             assume_clean: false,
             force: false,
             set_uuid,
-            created_secs: now.map_or(0, |d| d.as_secs()),
+            created_secs: now_secs(),
         }
     }
 }

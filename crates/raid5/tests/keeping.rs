@@ -14,6 +14,7 @@ use pvblk_raid5::{
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const MEMBERS: usize = 4;
@@ -292,6 +293,29 @@ fn a_spare_is_rebuilt_and_parity_is_right() {
                 .iter()
                 .any(|m| m.name == "1" && m.place.is_some())
         );
+    }
+}
+
+/// Somebody asks while the spare becomes a member.
+#[test]
+fn a_spare_that_is_taken_is_listed_all_the_while() {
+    for _ in 0..50 {
+        let mut world = TestArray::new(Consistency::Resync);
+        world.add_spare();
+        let (array, stop) = (Arc::clone(&world.array), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let asks = scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let state = array.state();
+                    let is_there = state.members.iter().any(|m| m.name == "spare");
+                    assert!(is_there, "{:?}", state.members);
+                }
+            });
+            world.array.fail(1).unwrap();
+            world.settle();
+            stop.store(true, Ordering::Relaxed);
+            asks.join().expect("it is always there");
+        });
     }
 }
 

@@ -225,36 +225,31 @@ impl BackgroundWork {
     /// The spare that was added last becomes the member of a place.
     fn take_spare(&mut self, place: usize) {
         let shared = Arc::clone(&self.shared);
-        let spare = {
+        // The core is locked meanwhile, so whoever asks finds the spare in one of the lists.
+        let taken = self.queue.step(|core, owner| {
             let mut spares = shared.spares.lock();
             let usable = |s: &Member| s.is_spare() && !s.device.limits().read_only;
-            let at = spares.iter().rposition(usable);
-            let spare = at.map(|at| spares.remove(at));
-            shared.origin.lock().taking = spare.as_ref().map(|s| s.name.clone());
-            spare
-        };
-        let Some(spare) = spare else { return };
-        let ability = spare.device.limits().into();
-        let device = MemberDevice {
-            device: Arc::clone(&spare.device),
-            name: spare.name.clone(),
-        };
-        let superblock = spare.superblock.clone();
-        let taken = self.queue.step(|core, owner| {
+            let Some(at) = spares.iter().rposition(usable) else {
+                return Ok(None);
+            };
+            let ability = spares[at].device.limits().into();
+            let superblock = spares[at].superblock.clone();
             let slot = core.take_in(place, superblock, false, ability, owner)?;
-            shared.set_device(slot, device);
-            Ok::<(), Error>(())
+            let Member { device, name, .. } = spares.remove(at);
+            drop(spares);
+            let named = name.clone();
+            shared.set_device(slot, MemberDevice { device, name });
+            Ok::<_, Error>(Some(named))
         });
         match taken {
-            Ok(_) => tracing::info!("raid5: {} becomes member {place}", spare.name),
+            Ok(None) => {}
+            Ok(Some(name)) => tracing::info!("raid5: {name} becomes member {place}"),
             // Another time.
             Err(e) => {
                 tracing::debug!("raid5: {e}");
-                shared.spares.lock().push(spare);
                 self.orders.again(place);
             }
         }
-        self.shared.origin.lock().taking = None;
     }
 }
 

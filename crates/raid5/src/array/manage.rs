@@ -163,7 +163,6 @@ impl ArrayShared {
         let superblocks = core.superblocks().0;
         let newest = superblocks.iter().flatten().max_by_key(|s| s.events);
         let superblock = newest.cloned().expect("an array has members");
-        drop(core);
         let devices = self.devices.lock();
         let name = |slot: usize| {
             let device = devices.get(slot).and_then(Option::as_ref);
@@ -191,6 +190,8 @@ impl ArrayShared {
             state: MemberState::Spare,
             corrected_reads: 0,
         }));
+        // Until here, so that a spare that becomes a member is in one of these lists.
+        drop((core, devices, spares));
         let orders = orders.0.lock().clone();
         ArrayState {
             members,

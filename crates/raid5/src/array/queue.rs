@@ -2,6 +2,7 @@
 
 use super::away::LeftBehind;
 use super::bounce::{Bounced, Bounces};
+use super::lower::{arm_members, below, open_entries};
 use super::requests::{MemberRequest, MemberRequests};
 use super::{ArrayShared, MemberDevice, QueueEntries};
 use crate::core::{Core, MemberIo, Token, Work};
@@ -14,12 +15,10 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Longest wait of a queue that is closed for its I/O at the members.
 const LAST_WAIT: Duration = Duration::from_secs(10);
-/// Most requests of one array queue at one member.
-const MEMBER_DEPTH: u32 = 512;
 
 pub(super) struct ArrayQueue {
     shared: Arc<ArrayShared>,
@@ -64,23 +63,12 @@ impl ArrayQueue {
         context: &QueueContext,
         floor: String,
     ) -> Result<ArrayQueue, Error> {
-        let os = |e| Error::os("raid5: opening a queue", e);
         let tracer = context
             .tracing
             .tracer(&floor, context.index, context.submitter);
         // Members don't know where their requests come from: `remaps` has that.
-        let below = QueueContext {
-            depth: MEMBER_DEPTH,
-            tracing: context.tracing.clone(),
-            merges: Arc::default(),
-            ..*context
-        };
-        let completions: Arc<CompletionQueue<QueueEntries>> =
-            Arc::new(CompletionQueue::new().map_err(os)?);
-        let poller = Poller::new().map_err(os)?;
-        poller
-            .add(completions.wait().event().as_fd(), 0, false)
-            .map_err(os)?;
+        let below = below(context);
+        let (completions, poller) = open_entries()?;
         let owner = shared.queues.open(&completions);
         let mut queue = ArrayQueue {
             shared: Arc::clone(shared),
@@ -504,24 +492,10 @@ impl DeviceQueue for ArrayQueue {
         if ready(self) {
             return Readiness::Ready;
         }
-        let mut deadline: Option<Instant> = None;
-        for (at, lower) in self.members.iter_mut().enumerate() {
-            let Some(lower) = lower.as_mut().filter(|lower| !lower.is_idle()) else {
-                continue;
-            };
-            match lower.arm_in(&self.poller, at as u64 + 1) {
-                Ok(Readiness::Ready) => return Readiness::Ready,
-                Ok(Readiness::Wait(until)) => deadline = deadline.into_iter().chain(until).min(),
-                Err(e) => {
-                    // Out of kernel memory: rather a busy queue than one that sleeps for ever.
-                    tracing::error!("raid5: waiting for a member: {e}");
-                    return Readiness::Ready;
-                }
-            }
-        }
+        let readiness = arm_members(&mut self.members, &self.poller);
         match ready(self) {
             true => Readiness::Ready,
-            false => Readiness::Wait(deadline),
+            false => readiness,
         }
     }
 

@@ -11,11 +11,11 @@ mod queue;
 
 pub use background::StripeBackground;
 
-use super::{ArrayOptions, WritePath, check_stripes, limits_of, name_of};
-use crate::blocking::{Blocking, sleepy};
+use super::{ArrayOptions, WritePath, check_stripes, limits_of, name_of, write_clean};
+use crate::blocking::sleepy;
 use crate::core::stripes::{Common, Mail};
 use crate::words::Owner;
-use crate::{Assembly, Geometry, Policy, write_superblocks};
+use crate::{Assembly, Geometry, Policy};
 use background::Orders;
 use parking_lot::Mutex;
 use pvblk_block::stacked::{BackgroundThread, CompletionQueue, QueueTable, finish_within};
@@ -26,7 +26,7 @@ use pvblk_block::{
 use queue::StripeQueue;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// Longest wait of an array that is closed for queues that were closed with work.
 const LAST_WAIT: Duration = Duration::from_secs(10);
@@ -66,12 +66,6 @@ impl Shared {
             entries.extend(theirs.map(|(_, mail)| mail));
         });
         mail.clear();
-    }
-
-    /// The time, since 1970.
-    fn now_secs(&self) -> u64 {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        now.map_or(0, |d| d.as_secs())
     }
 }
 
@@ -163,11 +157,7 @@ impl StripeArray {
         if broken || !shared.dirty.load(Ordering::Acquire) {
             return Ok(());
         }
-        let mut assembly = shared.assembly.lock();
-        for member in assembly.present() {
-            Blocking::open(&member.device)?.flush(&mut sleepy())?;
-        }
-        write_superblocks(&mut assembly, true, shared.now_secs(), &mut sleepy())
+        write_clean(&mut shared.assembly.lock(), &mut sleepy())
     }
 }
 

@@ -3,11 +3,11 @@
 
 use super::kick::Kick;
 use super::{Ability, Core, Data, Incoming, Purpose, Slot};
+use crate::identity::now_secs;
 use crate::superblock::NO_OFFSET;
 use crate::{Feature, Policy, Role, STRIPE_SECTORS, SUPER_BYTES, SUPER_SECTOR, Superblock};
 use pvblk_block::{Buffer, Error, Op, Region};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Changes for the superblocks, and the state that holds once they are on disk.
 #[derive(Clone, Copy, Default)]
@@ -312,8 +312,7 @@ impl Core {
 
     fn write_superblocks(&mut self) {
         let runner = self.meta.runner;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let now = now.map_or(0, |d| d.as_secs());
+        let now = now_secs();
         let unit = self.meta.unit_bytes;
         let mut writes = Vec::new();
         self.meta.flying = std::mem::take(&mut self.meta.next);

@@ -4,6 +4,7 @@ use super::queue::QueueState;
 use super::{Shared, StripeArray};
 use crate::blocking::sleepy;
 use crate::core::stripes::Mail;
+use crate::identity::now_secs;
 use crate::words::Owner;
 use crate::{Assembly, write_superblocks};
 use parking_lot::Mutex;
@@ -111,9 +112,8 @@ impl StripeBackground {
             member.take_if(|_| slots & 1 << slot != 0);
         }
         let before = present(&assembly);
-        let now = self.shared.now_secs();
         for _ in 0..TRIES {
-            match write_superblocks(&mut assembly, false, now, &mut sleepy()) {
+            match write_superblocks(&mut assembly, false, now_secs(), &mut sleepy()) {
                 Ok(()) => {
                     self.shared.dirty.store(true, Ordering::Release);
                     return before & !present(&assembly);

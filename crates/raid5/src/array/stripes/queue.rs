@@ -1,6 +1,7 @@
 //! One queue of an array.
 
 use super::{Shared, owner};
+use crate::array::lower::{arm_members, below, open_entries};
 use crate::array::requests::{MemberRequest, MemberRequests};
 use crate::core::stripes::{Errand, Mail, QueueCore};
 use crate::core::{Token, Work};
@@ -9,12 +10,10 @@ use pvblk_block::{Completion, DeviceQueue, Error, QueueContext, Readiness, Reque
 use pvblk_sys::Poller;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Longest wait of a queue that is closed for its I/O at the members. The background goes on with what is left.
 const LAST_WAIT: Duration = Duration::from_secs(1);
-/// Most requests of one array queue at one member.
-const MEMBER_DEPTH: u32 = 512;
 
 /// A queue whose user is there.
 pub(super) struct StripeQueue {
@@ -55,18 +54,8 @@ impl StripeQueue {
 
 impl QueueState {
     fn open(shared: &Arc<Shared>, context: &QueueContext) -> Result<QueueState, Error> {
-        let os = |e| Error::os("raid5: opening a queue", e);
-        let below = QueueContext {
-            depth: MEMBER_DEPTH,
-            merges: Arc::default(),
-            ..context.clone()
-        };
-        let mail: CompletionQueue<Vec<Mail>> = CompletionQueue::new().map_err(os)?;
-        let mail = Arc::new(mail);
-        let poller = Poller::new().map_err(os)?;
-        poller
-            .add(mail.wait().event().as_fd(), 0, false)
-            .map_err(os)?;
+        let below = below(context);
+        let (mail, poller) = open_entries()?;
         let devices = shared.devices.iter();
         let open = |device: &Option<_>| {
             let device = device.as_ref()?;
@@ -188,24 +177,10 @@ impl QueueState {
         if self.has_done() || wait.is_pending() {
             return Readiness::Ready;
         }
-        let mut deadline: Option<Instant> = None;
-        for (at, lower) in self.members.iter_mut().enumerate() {
-            let Some(lower) = lower.as_mut().filter(|lower| !lower.is_idle()) else {
-                continue;
-            };
-            match lower.arm_in(&self.poller, at as u64 + 1) {
-                Ok(Readiness::Ready) => return Readiness::Ready,
-                Ok(Readiness::Wait(until)) => deadline = deadline.into_iter().chain(until).min(),
-                Err(e) => {
-                    // Out of kernel memory: rather a busy queue than one that sleeps for ever.
-                    tracing::error!("raid5: waiting for a member: {e}");
-                    return Readiness::Ready;
-                }
-            }
-        }
+        let readiness = arm_members(&mut self.members, &self.poller);
         match self.mail.wait().is_pending() {
             true => Readiness::Ready,
-            false => Readiness::Wait(deadline),
+            false => readiness,
         }
     }
 }

@@ -1,0 +1,52 @@
+//! A queue of an array above its queues at the members: how both are opened, and how it waits for them.
+
+use pvblk_block::stacked::{CompletionQueue, LowerQueue};
+use pvblk_block::{Error, QueueContext, Readiness};
+use pvblk_sys::Poller;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Most requests of one array queue at one member.
+const MEMBER_DEPTH: u32 = 512;
+
+/// For queues at the members of a queue that is opened with `context`.
+pub(super) fn below(context: &QueueContext) -> QueueContext {
+    QueueContext {
+        depth: MEMBER_DEPTH,
+        merges: Arc::default(),
+        ..context.clone()
+    }
+}
+
+/// The entries that other queues leave for a new queue, and its poller, which has the descriptor of their event.
+pub(super) fn open_entries<T: Default + Send>() -> Result<(Arc<CompletionQueue<T>>, Poller), Error>
+{
+    let os = |e| Error::os("raid5: opening a queue", e);
+    let entries: CompletionQueue<T> = CompletionQueue::new().map_err(os)?;
+    let poller = Poller::new().map_err(os)?;
+    poller
+        .add(entries.wait().event().as_fd(), 0, false)
+        .map_err(os)?;
+    Ok((Arc::new(entries), poller))
+}
+
+/// Asks members with requests in flight for wake-ups at the poller; the earliest of their times.
+pub(super) fn arm_members(members: &mut [Option<LowerQueue>], poller: &Poller) -> Readiness {
+    let mut deadline: Option<Instant> = None;
+    for (at, lower) in members.iter_mut().enumerate() {
+        let Some(lower) = lower.as_mut().filter(|lower| !lower.is_idle()) else {
+            continue;
+        };
+        match lower.arm_in(poller, at as u64 + 1) {
+            Ok(Readiness::Ready) => return Readiness::Ready,
+            Ok(Readiness::Wait(until)) => deadline = deadline.into_iter().chain(until).min(),
+            Err(e) => {
+                // Out of kernel memory: rather a busy queue than one that sleeps for ever.
+                tracing::error!("raid5: waiting for a member: {e}");
+                return Readiness::Ready;
+            }
+        }
+    }
+    Readiness::Wait(deadline)
+}
