@@ -153,6 +153,11 @@ fn world(
     }
 }
 
+/// A whole array of four members, with chunks of so many sectors.
+fn of_four(core: Core, chunk: u32, consistency: Consistency) -> TestArray {
+    world(core, 4, Layout::LeftSymmetric, chunk, consistency, None)
+}
+
 /// Data of a write: each sector says which write it is of.
 fn fill(buffer: &Buffer, write: u64) {
     for sector in 0..buffer.len() / 512 {
@@ -399,7 +404,7 @@ fn an_array_goes_on_without_a_member_that_fails() {
 #[test]
 fn whole_stripes_need_no_reads() {
     for core in CORES {
-        let world = world(core, 4, Layout::LeftSymmetric, 16, Consistency::Ppl, None);
+        let world = of_four(core, 16, Consistency::Ppl);
         let device = world.array.device();
         let mut queue = Queue::open(&device, &QueueContext::new(4)).unwrap();
         let bytes = (world.geometry.row_sectors() * 512) as usize * 4;
@@ -422,14 +427,7 @@ fn whole_stripes_need_no_reads() {
 #[test]
 fn stripes_at_rest_give_way() {
     for core in CORES {
-        let world = world(
-            core,
-            4,
-            Layout::LeftSymmetric,
-            64,
-            Consistency::Resync,
-            None,
-        );
+        let world = of_four(core, 64, Consistency::Resync);
         let device = world.array.device();
         assert_eq!((device.spare_bytes(), device.give_way()), (0, 0));
         let mut queue = Queue::open(&device, &QueueContext::new(16)).unwrap();
@@ -473,14 +471,7 @@ fn nobody_waits_for_anothers_reads_or_writes() {
         (Core::Words, WritePath::Direct),
     ];
     for (core, path) in ways {
-        let world = world(
-            core,
-            4,
-            Layout::LeftSymmetric,
-            64,
-            Consistency::Resync,
-            None,
-        );
+        let world = of_four(core, 64, Consistency::Resync);
         if let Served::Locked(array) = &world.array {
             array.set_write_path(path);
         }
@@ -577,14 +568,7 @@ fn parts(world: &TestArray, sector: u64, sectors: u64) -> Vec<(u64, bool)> {
 
 #[test]
 fn discard_and_write_zeroes_leave_holes_that_extents_tell() {
-    let world = world(
-        Core::Locked,
-        4,
-        Layout::LeftSymmetric,
-        32,
-        Consistency::Ppl,
-        None,
-    );
+    let world = of_four(Core::Locked, 32, Consistency::Ppl);
     let row = world.geometry.row_sectors();
     assert_eq!(row, 96);
     let limits = world.array.device().limits();

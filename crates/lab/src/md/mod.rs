@@ -9,9 +9,9 @@ mod guest;
 mod report;
 
 use crate::machine::Machine;
-use crate::stripe_queue::array::{Array, MEMBERS, Way};
+use crate::stripe_queue::array::{Array, Way};
 use crate::stripe_queue::load::{Job, for_so_long};
-use crate::stripe_queue::member_sectors;
+use crate::stripe_queue::members_in_memory;
 use anyhow::{Result, ensure};
 use guest::{Guest, SampleCost};
 use pvblk_block::{Op, SECTOR};
@@ -237,9 +237,7 @@ impl Pair<'_> {
 }
 
 fn array(stripes: usize) -> Result<Array> {
-    let bytes = member_sectors(SPAN) * 512;
-    let member = |_| pvblk_volume::open(&format!("mem:{bytes}"));
-    let members = (0..MEMBERS).map(member).collect::<Result<_, _>>()?;
+    let members = members_in_memory(SPAN)?;
     Ok(Array::new(members, Consistency::Resync, stripes)?)
 }
 

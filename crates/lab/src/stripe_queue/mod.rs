@@ -17,7 +17,7 @@ use anyhow::Result;
 use array::{Array, MEMBERS, Way};
 use disk::Disk;
 use load::{Job, Phase, READ_WINDOW, StripeCell, StripeSample, WRITE_WINDOW, run_virtually};
-use pvblk_block::{BlockDevice, Op};
+use pvblk_block::{BlockDevice, Error, Op};
 use pvblk_raid5::Consistency;
 use pvblk_volume::ManualClock;
 use serde::Serialize;
@@ -145,8 +145,15 @@ fn consistency(ppl: bool) -> Consistency {
     }
 }
 
+/// Members in memory for an array of `array_sectors` sectors.
+pub(crate) fn members_in_memory(array_sectors: u64) -> Result<Vec<Arc<dyn BlockDevice>>, Error> {
+    let bytes = member_sectors(array_sectors) * 512;
+    let member = |_| pvblk_volume::open(&format!("mem:{bytes}"));
+    (0..MEMBERS).map(member).collect()
+}
+
 /// Sectors of a member of an array of `array_sectors` sectors, with room for a log.
-pub(crate) fn member_sectors(array_sectors: u64) -> u64 {
+fn member_sectors(array_sectors: u64) -> u64 {
     (array_sectors / (MEMBERS as u64 - 1) + (8 << 11)).next_multiple_of(1 << 11)
 }
 

@@ -1,8 +1,8 @@
 //! Members in memory: the cost of the array itself, on one thread and on two.
 
-use super::array::{Array, MEMBERS, Way};
+use super::array::{Array, Way};
 use super::load::{Job, for_so_long};
-use super::{StripeQueueOptions, member_sectors};
+use super::{StripeQueueOptions, members_in_memory};
 use anyhow::Result;
 use pvblk_block::Op;
 use serde::Serialize;
@@ -83,11 +83,8 @@ pub struct Speeds {
 }
 
 fn array(ppl: bool) -> Result<Array> {
-    let bytes = member_sectors(SPAN) * 512;
-    let member = |_| pvblk_volume::open(&format!("mem:{bytes}"));
-    let members = (0..MEMBERS).map(member).collect::<Result<_, _>>()?;
     Ok(Array::new(
-        members,
+        members_in_memory(SPAN)?,
         super::consistency(ppl),
         super::STRIPES,
     )?)

@@ -4,14 +4,15 @@
 use super::array::{CHUNK_SECTORS, MEMBERS, ROW_SECTORS, assembly};
 use super::load::for_so_long;
 use super::speed::{SHAPES, Shape, job};
-use super::{STRIPES, consistency, member_sectors};
+use super::{STRIPES, consistency, members_in_memory};
 use crate::machine::Machine;
 use crate::path::median;
+use crate::threads::joined;
 use crate::verdict::{Check, axis, charts, median_ratio, ratio, series, table};
 use anyhow::Result;
 use pvblk_bench::plot::{Chart, Lines, Point, Scale, Unit};
 use pvblk_block::BlockDevice;
-use pvblk_raid5::{ArrayOptions, Raid5, StripeArray, xor_into};
+use pvblk_raid5::{ArrayOptions, Assembly, Raid5, StripeArray, xor_into};
 use serde::Serialize;
 use std::ops::Range;
 use std::sync::{Arc, Barrier};
@@ -89,23 +90,21 @@ fn stripes(threads: usize) -> ArrayOptions {
 }
 
 fn words(threads: usize, ppl: bool) -> Result<Arc<dyn BlockDevice>> {
-    let array = StripeArray::start(parts(threads, ppl)?, &stripes(threads))?;
+    let array = StripeArray::start(assembled(threads, ppl)?, &stripes(threads))?;
     array.keep()?;
     Ok(array)
 }
 
-/// Members in memory for an array with room for so many threads.
-fn parts(threads: usize, ppl: bool) -> Result<pvblk_raid5::Assembly> {
-    let bytes = member_sectors(PART * threads as u64) * 512;
-    let member = |_| pvblk_volume::open(&format!("mem:{bytes}"));
-    let members = (0..MEMBERS).map(member).collect::<Result<_, _>>()?;
+/// An array with room for so many threads.
+fn assembled(threads: usize, ppl: bool) -> Result<Assembly> {
+    let members = members_in_memory(PART * threads as u64)?;
     Ok(assembly(members, consistency(ppl))?)
 }
 
 impl Arrays {
     fn new(threads: usize, ppl: bool) -> Result<Arrays> {
         Ok(Arrays {
-            locked: Raid5::start(parts(threads, ppl)?, &stripes(threads))?,
+            locked: Raid5::start(assembled(threads, ppl)?, &stripes(threads))?,
             words: words(threads, ppl)?,
             apart: (0..threads).map(|_| words(1, ppl)).collect::<Result<_>>()?,
         })
@@ -212,11 +211,7 @@ fn bare(shape: &Shape, threads: usize, time: Duration, cpus: &[usize]) -> Result
             })
         };
         let threads: Vec<_> = (0..threads).map(thread).collect();
-        let rates = threads.into_iter().map(|thread| {
-            let rate = thread.join();
-            rate.map_err(|_| anyhow::anyhow!("a thread panicked"))?
-        });
-        rates.sum()
+        threads.into_iter().map(joined).sum()
     })
 }
 
@@ -242,33 +237,24 @@ pub fn run(options: &SubmittersOptions, progress: &dyn Fn(&str)) -> Result<Submi
                 apart: Vec::new(),
                 bare: Vec::new(),
             };
-            let on = |devices: &dyn Fn(usize) -> usize, all: &[Arc<dyn BlockDevice>]| {
-                let job = |n: usize| {
-                    let device = &all[devices(n)];
-                    let file = if all.len() > 1 { part(0) } else { part(n) };
-                    (device, job(&shape, options.depth, file))
-                };
-                let jobs = (0..threads).map(job).collect();
-                anyhow::Ok(for_so_long(jobs, time, &cpus)?.0.iter().sum::<f64>())
-            };
+            let job = |file| job(&shape, options.depth, file);
+            let rate = |jobs| anyhow::Ok(for_so_long(jobs, time, &cpus)?.0.iter().sum::<f64>());
+            let shared = |device| rate((0..threads).map(|n| (device, job(part(n)))).collect());
+            let apart = || rate(arrays.apart.iter().map(|d| (d, job(part(0)))).collect());
             for run in 0..options.runs {
                 for step in 0..WAYS.len() {
-                    let one =
-                        |device: &Arc<dyn BlockDevice>| on(&|_| 0, std::slice::from_ref(device));
                     match WAYS[(run + step) % WAYS.len()] {
-                        Way::Locked => point.locked.push(one(&arrays.locked)?),
-                        Way::Words => point.words.push(one(&arrays.words)?),
-                        Way::WordsAgain => point.words_again.push(one(&arrays.words)?),
-                        Way::Apart => point.apart.push(on(&|n| n, &arrays.apart)?),
+                        Way::Locked => point.locked.push(shared(&arrays.locked)?),
+                        Way::Words => point.words.push(shared(&arrays.words)?),
+                        Way::WordsAgain => point.words_again.push(shared(&arrays.words)?),
+                        Way::Apart => point.apart.push(apart()?),
                         Way::Bare => point.bare.push(bare(&shape, threads, time, &cpus)?),
                     }
                 }
             }
             points.push(point);
         }
-        let mut arrays = arrays;
-        arrays.apart.push(arrays.words);
-        for device in arrays.apart {
+        for device in arrays.apart.iter().chain([&arrays.words]) {
             device.close()?;
         }
     }

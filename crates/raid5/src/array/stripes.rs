@@ -25,7 +25,6 @@ use pvblk_block::{
 };
 use queue::StripeQueue;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Longest wait of an array that is closed for queues that were closed with work.
@@ -41,16 +40,19 @@ struct Shared {
     /// Queues by number; a queue's owner number is one more.
     queues: QueueTable<CompletionQueue<Vec<Mail>>>,
     orders: Orders,
-    /// Members and their superblocks. Locked while superblocks are written.
+    /// Members and their superblocks, as on disk. Locked while superblocks are written.
     assembly: Mutex<Assembly>,
-    /// Superblocks on disk say dirty.
-    dirty: AtomicBool,
     events: EventHub,
 }
 
-/// The owner number of a queue.
+/// The owner of a queue, by its number. `None`: there are no so many.
 fn owner(queue: usize) -> Option<Owner> {
     Owner::new(u16::try_from(queue + 1).ok()?)
+}
+
+/// The number of an owner's queue.
+fn number(owner: Owner) -> usize {
+    usize::from(owner.number()) - 1
 }
 
 impl Shared {
@@ -59,10 +61,9 @@ impl Shared {
         if mail.is_empty() {
             return;
         }
-        let number = |to: &Owner| usize::from(to.number()) - 1;
-        let mut to: Vec<usize> = mail.iter().map(|(to, _)| number(to)).collect();
+        let mut to: Vec<usize> = mail.iter().map(|(to, _)| number(*to)).collect();
         self.queues.post(&mut to, |queue, _, entries| {
-            let theirs = mail.extract_if(.., |(to, _)| number(to) == queue);
+            let theirs = mail.extract_if(.., |(to, _)| number(*to) == queue);
             entries.extend(theirs.map(|(_, mail)| mail));
         });
         mail.clear();
@@ -117,7 +118,6 @@ impl StripeArray {
                 devices,
                 queues: QueueTable::default(),
                 orders: Orders::new()?,
-                dirty: AtomicBool::new(assembly.dirty),
                 assembly: Mutex::new(assembly),
                 events: EventHub::default(),
             }),
@@ -152,12 +152,11 @@ impl StripeArray {
 
     /// Ends in order, when all queues are closed: everything is on stable storage, and superblocks say clean.
     fn stop(&self) -> Result<(), Error> {
-        let shared = &self.shared;
-        let broken = shared.common.is_broken();
-        if broken || !shared.dirty.load(Ordering::Acquire) {
+        let mut assembly = self.shared.assembly.lock();
+        if self.shared.common.is_broken() || !assembly.dirty {
             return Ok(());
         }
-        write_clean(&mut shared.assembly.lock(), &mut sleepy())
+        write_clean(&mut assembly, &mut sleepy())
     }
 }
 

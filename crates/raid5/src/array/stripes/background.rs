@@ -13,7 +13,6 @@ use pvblk_block::stacked::{Background, Due, WaitEntry};
 use pvblk_sys::Poller;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Interval at which queues that were closed with work are looked at.
@@ -94,10 +93,11 @@ impl StripeBackground {
             self.shared.post(&mut vec![(to, Mail::Named(failed))]);
         }
         let mut queues = std::mem::take(&mut *self.shared.orders.queues.lock());
-        queues.retain_mut(|queue| {
+        let over = queues.extract_if(.., |queue| {
             queue.progress();
-            !queue.is_idle()
+            queue.is_idle()
         });
+        over.for_each(QueueState::close);
         self.shared.orders.queues.lock().append(&mut queues);
     }
 
@@ -114,10 +114,7 @@ impl StripeBackground {
         let before = present(&assembly);
         for _ in 0..TRIES {
             match write_superblocks(&mut assembly, false, now_secs(), &mut sleepy()) {
-                Ok(()) => {
-                    self.shared.dirty.store(true, Ordering::Release);
-                    return before & !present(&assembly);
-                }
+                Ok(()) => return before & !present(&assembly),
                 Err(error) => tracing::error!("{}: superblocks: {error}", self.shared.name),
             }
             std::thread::sleep(PAUSE);

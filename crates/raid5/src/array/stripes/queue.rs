@@ -1,10 +1,11 @@
 //! One queue of an array.
 
-use super::{Shared, owner};
+use super::{Shared, number, owner};
 use crate::array::lower::{arm_members, below, open_entries};
 use crate::array::requests::{MemberRequest, MemberRequests};
 use crate::core::stripes::{Errand, Mail, QueueCore};
 use crate::core::{Token, Work};
+use crate::words::Owner;
 use pvblk_block::stacked::{CompletionQueue, LowerQueue, finish_within};
 use pvblk_block::{Completion, DeviceQueue, Error, QueueContext, Readiness, Request, Status};
 use pvblk_sys::Poller;
@@ -21,12 +22,11 @@ pub(super) struct StripeQueue {
     state: Option<QueueState>,
 }
 
-/// All of a queue.
+/// All of a queue. If it is dropped with work, others may have its words, and it theirs: so only [`QueueState::close`] gives its number away.
 pub(super) struct QueueState {
     shared: Arc<Shared>,
-    number: usize,
-    /// None once nothing is left.
-    core: Option<QueueCore>,
+    me: Owner,
+    core: QueueCore,
     mail: Arc<CompletionQueue<Vec<Mail>>>,
     /// Queues to the members, by slot.
     members: Vec<Option<LowerQueue>>,
@@ -63,10 +63,15 @@ impl QueueState {
         };
         let members = devices.map(|device| open(device).transpose());
         let members = members.collect::<Result<_, _>>()?;
-        let mut state = QueueState {
+        let number = shared.queues.open(&mail);
+        let too_many = || Error::config("raid5: more queues than there is room for");
+        let core = owner(number).ok_or_else(too_many);
+        let core = core.and_then(|me| Ok((me, QueueCore::open(&shared.common, me)?)));
+        let (me, core) = core.inspect_err(|_| shared.queues.close(number))?;
+        Ok(QueueState {
             shared: Arc::clone(shared),
-            number: shared.queues.open(&mail),
-            core: None,
+            me,
+            core,
             mail,
             members,
             requests: MemberRequests::default(),
@@ -75,26 +80,24 @@ impl QueueState {
             polled: Vec::new(),
             works: Vec::new(),
             poller,
-        };
-        // An error drops the state, which closes the number.
-        let me = owner(state.number);
-        let me = me.ok_or_else(|| Error::config("raid5: more queues than there is room for"))?;
-        state.core = Some(QueueCore::open(&shared.common, me)?);
-        Ok(state)
+        })
+    }
+
+    /// Closes a queue that is idle.
+    pub(super) fn close(self) {
+        self.shared.post(&mut self.core.close());
+        self.shared.queues.close(number(self.me));
     }
 
     fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
-        if let Some(core) = &mut self.core {
-            batch.drain(..).for_each(|request| core.submit(request));
-        }
+        let core = &mut self.core;
+        batch.drain(..).for_each(|request| core.submit(request));
         self.run();
     }
 
     /// Takes mail and completions of the members, and goes on with them; false if there were none.
     pub(super) fn progress(&mut self) -> bool {
-        let Some(core) = &mut self.core else {
-            return false;
-        };
+        let core = &mut self.core;
         let mut any = self
             .mail
             .collect(|mail| mail.drain(..).for_each(|mail| core.receive(mail)));
@@ -118,7 +121,7 @@ impl QueueState {
 
     /// Steps the core until it waits, and passes its results on.
     fn run(&mut self) {
-        let Some(core) = &mut self.core else { return };
+        let core = &mut self.core;
         loop {
             for (token, ok) in self.ended.drain(..) {
                 core.ended(token, ok);
@@ -155,26 +158,20 @@ impl QueueState {
             lower.submit();
         }
         for Errand::Name(slots) in core.errands.drain(..) {
-            if let Some(me) = owner(self.number) {
-                self.shared.orders.name(me, slots);
-            }
+            self.shared.orders.name(self.me, slots);
         }
         self.shared.post(&mut core.mail);
     }
 
-    fn has_done(&self) -> bool {
-        self.core.as_ref().is_some_and(|core| !core.done.is_empty())
-    }
-
     /// True if nobody counts on it any more.
     pub(super) fn is_idle(&self) -> bool {
-        self.core.as_ref().is_none_or(QueueCore::is_idle)
+        self.core.is_idle()
     }
 
     fn arm(&mut self) -> Readiness {
         let wait = self.mail.wait();
         wait.prepare_to_wait();
-        if self.has_done() || wait.is_pending() {
+        if !self.core.done.is_empty() || wait.is_pending() {
             return Readiness::Ready;
         }
         let readiness = arm_members(&mut self.members, &self.poller);
@@ -182,18 +179,6 @@ impl QueueState {
             true => Readiness::Ready,
             false => readiness,
         }
-    }
-}
-
-impl Drop for QueueState {
-    fn drop(&mut self) {
-        match self.core.take() {
-            Some(core) if core.is_idle() => self.shared.post(&mut core.close()),
-            // Others may have its words, and it theirs: nobody gets its number.
-            Some(_) => return,
-            None => {}
-        }
-        self.shared.queues.close(self.number);
     }
 }
 
@@ -206,9 +191,7 @@ impl DeviceQueue for StripeQueue {
         let state = self.state();
         state.mail.wait().finish_wait();
         state.progress();
-        if let Some(core) = &mut state.core {
-            out.append(&mut core.done);
-        }
+        out.append(&mut state.core.done);
     }
 
     fn arm(&mut self) -> Readiness {
@@ -238,6 +221,8 @@ impl Drop for StripeQueue {
         if !is_over {
             let shared = Arc::clone(&state.shared);
             shared.orders.finish(state);
+        } else if state.is_idle() {
+            state.close();
         }
     }
 }

@@ -73,7 +73,7 @@ impl QueueCore {
         record.turn_to_first();
         if !self.now.dirty && record.is_write() {
             self.park(token);
-            return self.wants_dirty();
+            return self.stop_words();
         }
         if record.pages.is_none() {
             match self.take_pages() {

@@ -37,15 +37,12 @@ impl QueueCore {
         if self.now.broken || self.now.members.role(slot).is_none() {
             return false;
         }
-        if let Ok(stop) = self.common.epoch.stop(self.me) {
-            self.has_stopped(stop);
-        }
+        self.stop_words();
         true
     }
 
-    /// There is something to write, and superblocks don't say dirty: words are stopped, by this queue or another. The batch is parked, since the stop
-    /// would wait for it.
-    pub(super) fn wants_dirty(&mut self) {
+    /// Words are stopped, by this queue or another. A batch that wants it is parked, since the stop would wait for it.
+    pub(super) fn stop_words(&mut self) {
         if let Ok(stop) = self.common.epoch.stop(self.me) {
             self.has_stopped(stop);
         }
@@ -117,7 +114,7 @@ impl QueueCore {
         }
         let failed = self.common.failed(&self.now);
         if self.breaks(failed) || failed == 0 && self.now.dirty {
-            return self.change_members(0);
+            return self.change_members(None);
         }
         self.set_phase(Phase::Naming(failed));
         self.errands.push(Errand::Name(failed));
@@ -134,23 +131,20 @@ impl QueueCore {
             debug_assert!(false, "superblocks that nobody asked for");
             return;
         };
-        self.now = Arc::new(Membership {
-            dirty: true,
-            ..Membership::clone(&self.now)
-        });
-        self.change_members(named | failed);
+        self.change_members(Some(named | failed));
     }
 
-    /// Members that superblocks name as failed, a mask, aren't any more, and words go on. Another may have failed a read or a flush meanwhile,
-    /// which need no word: it stays a member until superblocks name it, so whoever waits for that stops words again.
-    fn change_members(&mut self, named: u64) {
+    /// Words go on. Slots that superblocks name as failed (a mask, if they were written) aren't members any more. Another may have failed a read
+    /// or a flush meanwhile, which need no word: it stays a member until superblocks name it, so whoever waits for that stops words again.
+    fn change_members(&mut self, named: Option<u64>) {
         let Some(Kick { stop, .. }) = self.kick.take() else {
             return;
         };
         let failed = self.common.failed(&self.now);
         let mut next = Membership::clone(&self.now);
         next.broken |= self.breaks(failed);
-        for slot in bits(failed & named) {
+        next.dirty |= named.is_some();
+        for slot in bits(failed & named.unwrap_or(0)) {
             if let Some(role) = next.members.role(slot) {
                 tracing::warn!("raid5: member {role} failed and is kicked");
                 next.members.lose(role);

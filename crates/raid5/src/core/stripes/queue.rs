@@ -50,8 +50,8 @@ pub struct Ended {
 /// Something that whoever drives a queue does for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Errand {
-    /// Superblocks of the members, but for these slots (a mask), are written: they say dirty, and name these slots as failed. Then
-    /// [`Mail::Named`] follows.
+    /// Superblocks of the members, but for these slots (a mask), are written: they say dirty, and name these slots as failed. The answer is
+    /// [`Mail::Named`].
     Name(u64),
 }
 
