@@ -170,7 +170,6 @@ impl Bare {
         let row = first / blocks % (BLOCKS / DATA / CHUNK) * CHUNK;
         for stripe in 0..CHUNK {
             let at = (row + stripe) * BLOCK..(row + stripe + 1) * BLOCK;
-            self.page.fill(0);
             for member in 0..DATA {
                 if member < written {
                     let from = (member * CHUNK + stripe) * BLOCK;
@@ -179,8 +178,10 @@ impl Bare {
                 } else {
                     self.old.copy_from_slice(&self.members[member][at.clone()]);
                 }
-                xor_into(&mut self.page, &[&self.old]);
             }
+            let [first, second, third] = [0, 1, 2].map(|m| &self.members[m][at.clone()]);
+            self.page.copy_from_slice(first);
+            xor_into(&mut self.page, &[second, third]);
             self.members[DATA][at].copy_from_slice(&self.page);
         }
     }
