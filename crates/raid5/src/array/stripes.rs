@@ -4,9 +4,11 @@
 //! | file | has |
 //! |---|---|
 //! | `queue` | a queue: the core's part of it, and queues to all members |
+//! | `disk` | superblocks as on disk |
 //! | `background` | superblocks that a stop writes, and queues that were closed with work |
 
 mod background;
+mod disk;
 mod queue;
 
 pub use background::StripeBackground;
@@ -17,6 +19,7 @@ use crate::core::stripes::{Common, Mail};
 use crate::words::Owner;
 use crate::{Assembly, Geometry, Policy};
 use background::Orders;
+use disk::OnDisk;
 use parking_lot::Mutex;
 use pvblk_block::stacked::{BackgroundThread, CompletionQueue, QueueTable, finish_within};
 use pvblk_block::{
@@ -40,8 +43,8 @@ struct Shared {
     /// Queues by number; a queue's owner number is one more.
     queues: QueueTable<CompletionQueue<Vec<Mail>>>,
     orders: Orders,
-    /// Members and their superblocks, as on disk. Locked while superblocks are written.
-    assembly: Mutex<Assembly>,
+    /// Locked while superblocks are written.
+    disk: Mutex<OnDisk>,
     events: EventHub,
 }
 
@@ -118,7 +121,7 @@ impl StripeArray {
                 devices,
                 queues: QueueTable::default(),
                 orders: Orders::new()?,
-                assembly: Mutex::new(assembly),
+                disk: Mutex::new(OnDisk::new(assembly)),
                 events: EventHub::default(),
             }),
             thread: Mutex::new(None),
@@ -152,11 +155,11 @@ impl StripeArray {
 
     /// Ends in order, when all queues are closed: everything is on stable storage, and superblocks say clean.
     fn stop(&self) -> Result<(), Error> {
-        let mut assembly = self.shared.assembly.lock();
-        if self.shared.common.is_broken() || !assembly.dirty {
+        let mut disk = self.shared.disk.lock();
+        if self.shared.common.is_broken() || !disk.assembly.dirty {
             return Ok(());
         }
-        write_clean(&mut assembly, &mut sleepy())
+        write_clean(&mut disk.assembly, &mut sleepy())
     }
 }
 

@@ -74,6 +74,15 @@ impl Members {
         self.incoming
     }
 
+    /// The same members at other positions of the incoming device.
+    pub fn with(&self, incoming: Incoming) -> Members {
+        Members {
+            slots: self.slots.clone(),
+            incoming: Some(incoming),
+            epoch: self.epoch,
+        }
+    }
+
     /// The incoming device, if it becomes the member of this role.
     pub fn incoming_of(&self, role: usize) -> Option<Incoming> {
         self.incoming.filter(|i| i.role == role)

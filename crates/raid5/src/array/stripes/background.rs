@@ -3,10 +3,10 @@
 use super::queue::QueueState;
 use super::{Shared, StripeArray};
 use crate::blocking::sleepy;
-use crate::core::stripes::Mail;
+use crate::core::stripes::{Errand, Mail};
 use crate::identity::now_secs;
 use crate::words::Owner;
-use crate::{Assembly, write_superblocks};
+use crate::write_superblocks;
 use parking_lot::Mutex;
 use pvblk_block::Error;
 use pvblk_block::stacked::{Background, Due, WaitEntry};
@@ -22,16 +22,16 @@ const LOOK: Duration = Duration::from_millis(1);
 const TRIES: usize = 3;
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A queue has stopped words, and superblocks are to name slots (a mask).
-struct Naming {
-    to: Owner,
-    slots: u64,
+/// Superblocks that a queue wants to be written.
+struct Wanted {
+    by: Owner,
+    errand: Errand,
 }
 
 /// The work that queues leave for the background.
 pub(super) struct Orders {
     wait: Arc<WaitEntry>,
-    namings: Mutex<Vec<Naming>>,
+    superblocks: Mutex<Vec<Wanted>>,
     /// Queues that were closed with work.
     queues: Mutex<Vec<QueueState>>,
 }
@@ -41,7 +41,7 @@ impl Orders {
         let wait = WaitEntry::new().map_err(|e| Error::os("raid5: starting", e))?;
         Ok(Orders {
             wait: Arc::new(wait),
-            namings: Mutex::default(),
+            superblocks: Mutex::default(),
             queues: Mutex::default(),
         })
     }
@@ -50,9 +50,9 @@ impl Orders {
         &self.wait
     }
 
-    /// Superblocks are to say dirty, and to name these slots (a mask). The queue gets [`Mail::Named`].
-    pub fn name(&self, to: Owner, slots: u64) {
-        self.namings.lock().push(Naming { to, slots });
+    /// Superblocks are to be written; the queue gets the answer.
+    pub fn write_superblocks(&self, by: Owner, errand: Errand) {
+        self.superblocks.lock().push(Wanted { by, errand });
         self.wait.wake();
     }
 
@@ -87,10 +87,14 @@ impl StripeBackground {
 
     /// Does what is due.
     pub fn work(&mut self) {
-        let namings = std::mem::take(&mut *self.shared.orders.namings.lock());
-        for Naming { to, slots } in namings {
-            let failed = self.name(slots);
-            self.shared.post(&mut vec![(to, Mail::Named(failed))]);
+        let wanted = std::mem::take(&mut *self.shared.orders.superblocks.lock());
+        for Wanted { by, errand } in wanted {
+            let failed = self.write_superblocks(errand);
+            let answer = match errand {
+                Errand::Name { .. } => Mail::Named(failed),
+                Errand::Recovered(_) | Errand::Resynced(_) => Mail::Told(failed),
+            };
+            self.shared.post(&mut vec![(by, answer)]);
         }
         let mut queues = std::mem::take(&mut *self.shared.orders.queues.lock());
         let over = queues.extract_if(.., |queue| {
@@ -102,19 +106,14 @@ impl StripeBackground {
     }
 
     /// Writes superblocks; returns the slots (a mask) that failed that.
-    fn name(&self, slots: u64) -> u64 {
-        let mut assembly = self.shared.assembly.lock();
-        let present = |assembly: &Assembly| {
-            let members = assembly.members.iter().enumerate();
-            members.fold(0, |mask, (slot, m)| mask | u64::from(m.is_some()) << slot)
-        };
-        for (slot, member) in assembly.members.iter_mut().enumerate() {
-            member.take_if(|_| slots & 1 << slot != 0);
-        }
-        let before = present(&assembly);
+    fn write_superblocks(&self, errand: Errand) -> u64 {
+        let mut disk = self.shared.disk.lock();
+        disk.apply(errand);
+        let before = disk.live();
         for _ in 0..TRIES {
-            match write_superblocks(&mut assembly, false, now_secs(), &mut sleepy()) {
-                Ok(()) => return before & !present(&assembly),
+            let assembly = &mut disk.assembly;
+            match write_superblocks(assembly, false, now_secs(), &mut sleepy()) {
+                Ok(()) => return before & !disk.live(),
                 Err(error) => tracing::error!("{}: superblocks: {error}", self.shared.name),
             }
             std::thread::sleep(PAUSE);
@@ -133,7 +132,7 @@ impl Background for StripeBackground {
     }
 
     fn arm(&mut self, _: &Poller) -> io::Result<Due> {
-        let is_empty = self.shared.orders.namings.lock().is_empty();
+        let is_empty = self.shared.orders.superblocks.lock().is_empty();
         Ok(if is_empty { Due::Never } else { Due::Now })
     }
 

@@ -3,7 +3,7 @@
 use super::{Shared, number, owner};
 use crate::array::lower::{arm_members, below, open_entries};
 use crate::array::requests::{MemberRequest, MemberRequests};
-use crate::core::stripes::{Errand, Mail, QueueCore};
+use crate::core::stripes::{Mail, QueueCore};
 use crate::core::{Token, Work};
 use crate::words::Owner;
 use pvblk_block::stacked::{CompletionQueue, LowerQueue, finish_within};
@@ -157,8 +157,8 @@ impl QueueState {
         for lower in self.members.iter_mut().flatten() {
             lower.submit();
         }
-        for Errand::Name(slots) in core.errands.drain(..) {
-            self.shared.orders.name(self.me, slots);
+        for errand in core.errands.drain(..) {
+            self.shared.orders.write_superblocks(self.me, errand);
         }
         self.shared.post(&mut core.mail);
     }

@@ -2,9 +2,8 @@
 
 use super::io::Purpose;
 use super::queue::{Mail, QueueCore};
-use super::record::{Batch, Stripe};
-use super::{Data, Work, bit};
-use crate::core::plan::Mode;
+use super::record::{Batch, Kind, Stripe};
+use super::{Action, Data, Work, bit};
 use crate::core::work::borrowed;
 use crate::head_pages::bits;
 use crate::words;
@@ -71,10 +70,19 @@ impl QueueCore {
         }
         let record = token.record_mut();
         record.turn_to_first();
-        if !self.now.dirty && record.is_write() {
+        let kind = record.kind();
+        if !self.now.dirty && !matches!(kind, Kind::Read | Kind::Sync(Action::Check)) {
             self.park(token);
             return self.stop_words();
         }
+        if let Kind::Sync(action) = kind {
+            self.sync_opened(record.known.stripe, action);
+            if action != Action::Recover {
+                // The data on the members counts.
+                record.known.valid = 0;
+            }
+        }
+        record.seen = self.now.see(record.known.stripe);
         if record.pages.is_none() {
             match self.take_pages() {
                 None => return self.wait_for_pages(token),
@@ -146,13 +154,16 @@ impl QueueCore {
 
     /// Plans for all that wait, and reads. `again`: others have joined while the first ones' blocks were read.
     fn read_blocks(&mut self, mut token: Token<Open, Stripe>, again: bool) {
-        let view = self.common.view(&self.now);
         let record = token.record_mut();
+        let view = self.common.view(&self.now, &record.seen);
         let parts = record.waiting.len();
-        let plan = record.plan(&view, parts);
-        if plan.reads == 0 {
+        let plan = match record.kind() {
+            Kind::Sync(action) => record.plan_sync(&view, action),
+            Kind::Read | Kind::Write => Some(record.plan(&view, parts)),
+        };
+        let Some(plan) = plan.filter(|plan| plan.reads != 0) else {
             return self.close_batch(token, parts);
-        }
+        };
         let sector = self
             .common
             .geometry
@@ -223,7 +234,7 @@ impl QueueCore {
         if failed != 0 || matches!(self.look(), Seen::Stopped(_)) {
             return self.park(token);
         }
-        if again {
+        if again || matches!(token.record().kind(), Kind::Sync(_)) {
             return self.close_batch(token, parts);
         }
         self.take_arrivals(&mut token);
@@ -236,9 +247,15 @@ impl QueueCore {
     /// All that the first parts need was read.
     fn close_batch(&mut self, token: Token<Open, Stripe>, parts: usize) {
         let mut token = self.close_word(token);
-        let view = self.common.view(&self.now);
         let record = token.record_mut();
-        let (plan, pieces) = record.ready(&view, parts);
+        let view = self.common.view(&self.now, &record.seen);
+        let ready = match record.kind() {
+            Kind::Sync(action) => record.plan_sync(&view, action).map(|p| (p, Vec::new())),
+            Kind::Read | Kind::Write => Some(record.ready(&view, parts)),
+        };
+        let Some((plan, pieces)) = ready else {
+            return self.end_batch(token, Vec::new(), true);
+        };
         let calculation = view.calculation(&record.known, &plan, &pieces, true);
         let pages = record.head_pages().expect("a batch has pages");
         let partial = match calculation.partial {
@@ -249,6 +266,7 @@ impl QueueCore {
             plan,
             pieces: Vec::new(),
             calculation,
+            mismatch: false,
         });
         let Ok(partial) = partial else {
             tracing::error!("raid5: there is no memory for a log");
@@ -276,13 +294,20 @@ impl QueueCore {
         let record = token.record_mut();
         record.known.calculated(&work.calculation);
         let stripe = record.known.stripe;
-        if work.calculation.mode == Mode::Read {
-            return self.end_batch(token, work.pieces, true);
-        }
+        let is_left = match record.kind() {
+            Kind::Read => false,
+            Kind::Sync(Action::Check) => false,
+            Kind::Sync(Action::Resync | Action::Repair) => work.mismatch,
+            Kind::Sync(Action::Recover) | Kind::Write => true,
+        };
         let Some(batch) = &mut record.batch else {
             debug_assert!(false, "a calculation without a batch");
             return;
         };
+        batch.mismatch = work.mismatch;
+        if !is_left {
+            return self.end_batch(token, work.pieces, true);
+        }
         batch.pieces = work.pieces;
         let (first, blocks) = batch.plan.blocks();
         match work.calculation.logged {
@@ -302,13 +327,14 @@ impl QueueCore {
     /// Writes data and parity to the members.
     pub(super) fn write_blocks(&mut self, mut token: Token<Closed, Stripe>, logged: Option<Part>) {
         debug_assert!(self.is_current(token.epoch()), "planned for other members");
-        let view = self.common.view(&self.now);
         let record = token.record_mut();
         let sector = self
             .common
             .geometry
             .stripe_member_sector(record.known.stripe);
-        let (Some(pages), Some(batch)) = (record.head_pages(), &record.batch) else {
+        let pages = record.head_pages();
+        let view = self.common.view(&self.now, &record.seen);
+        let (Some(pages), Some(batch)) = (pages, &record.batch) else {
             debug_assert!(false, "a batch has pages and a plan");
             return;
         };
@@ -382,8 +408,12 @@ impl QueueCore {
         ok: bool,
     ) {
         let record = token.record_mut();
-        let parts = record.done(pieces, ok);
         let batch = record.batch.take();
+        let mismatch = batch.as_ref().is_some_and(|batch| batch.mismatch);
+        let parts = match record.kind() {
+            Kind::Sync(_) => vec![record.sync_done(ok, mismatch)],
+            Kind::Read | Kind::Write => record.done(pieces, ok),
+        };
         let blocks = self.common.geometry.data_members();
         let whole = batch.is_some_and(|batch| batch.plan.blocks().1 == blocks);
         if !ok {

@@ -3,6 +3,7 @@
 use super::queue::Mail;
 use super::record::{Part, Stripe};
 use crate::core::log::MOST_BYTES as MOST_LOG_BYTES;
+use crate::core::members::Incoming;
 use crate::core::members::Members;
 use crate::core::plan::{View, bit};
 use crate::core::slots::{Slot, Unsynced};
@@ -13,6 +14,8 @@ use crate::words::{
 use crate::{Geometry, PPL_HEADER_BYTES, Policy, Superblock, log_space_bytes, ppl_signature};
 use parking_lot::Mutex;
 use pvblk_block::{Error, Limits, SECTOR};
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -92,15 +95,119 @@ impl Setup {
     }
 }
 
+/// How far a rebuild and a resync are, in stripes. Only the queue that syncs writes it.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    /// [`Incoming::begun`]. The owner of a stripe's word raises it over the stripe, so the word's next owner finds it so.
+    begun: AtomicU64,
+    /// [`Incoming::done`], which reads look at without a word.
+    done: AtomicU64,
+    /// [`Incoming::committed`]
+    committed: AtomicU64,
+    /// Parity of stripes before this is right.
+    resynced: AtomicU64,
+}
+
+impl Progress {
+    /// That of a device that holds all stripes before one, and of parity that is right before another.
+    fn of(incoming: u64, resynced: u64) -> Arc<Progress> {
+        Arc::new(Progress {
+            begun: incoming.into(),
+            done: incoming.into(),
+            committed: incoming.into(),
+            resynced: resynced.into(),
+        })
+    }
+
+    pub fn begin(&self, stripe: u64) {
+        self.begun.fetch_max(stripe + 1, Ordering::Relaxed);
+    }
+
+    pub fn done_before(&self, stripe: u64) {
+        self.done.store(stripe, Ordering::Release);
+    }
+
+    pub fn committed_before(&self, stripe: u64) {
+        self.committed.fetch_max(stripe, Ordering::Release);
+    }
+
+    pub fn resynced_before(&self, stripe: u64) {
+        self.resynced.fetch_max(stripe, Ordering::Release);
+    }
+}
+
+/// A batch's view of members and parity, from its opening to its end: positions of a rebuild go on meanwhile.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Seen {
+    /// Members, if one of them is being rebuilt.
+    members: Option<Members>,
+    /// Its parity is right, though members have stripes where that isn't known.
+    is_synced: bool,
+}
+
 /// Members, as they are while words go on. Only the queue that has stopped all words replaces it.
 #[derive(Clone)]
 pub(super) struct Membership {
     pub(super) members: Members,
+    /// A new one for each incoming device: so a queue that doesn't know of the device yet doesn't take its positions for those of another one.
+    pub(super) progress: Arc<Progress>,
     pub(super) unsynced: Arc<Unsynced>,
     /// Superblocks say that parity may be wrong, so stripes may be written.
     pub(super) dirty: bool,
     /// Two members failed: nothing works any more.
     pub(super) broken: bool,
+}
+
+impl Membership {
+    /// The incoming device, with its positions at this moment.
+    pub(super) fn incoming(&self) -> Option<Incoming> {
+        self.members.incoming().map(|incoming| Incoming {
+            begun: self.progress.begun.load(Ordering::Relaxed),
+            done: self.progress.done.load(Ordering::Acquire),
+            committed: self.progress.committed.load(Ordering::Acquire),
+            ..incoming
+        })
+    }
+
+    /// The array at this moment, for a batch of a stripe, whose word is the caller's.
+    pub(super) fn see(&self, stripe: u64) -> Seen {
+        Seen {
+            members: self.incoming().map(|incoming| self.members.with(incoming)),
+            is_synced: stripe < self.progress.resynced.load(Ordering::Acquire),
+        }
+    }
+
+    /// As [`Members::reads_directly`].
+    pub(super) fn reads_directly(&self, role: usize, end_sector: u64) -> Option<usize> {
+        match (self.members.slot(role), self.incoming()) {
+            (None, Some(incoming)) => self.members.with(incoming).reads_directly(role, end_sector),
+            (slot, _) => slot,
+        }
+    }
+
+    /// Stripes whose parity isn't known to be right.
+    pub(super) fn unsynced_ranges(&self) -> VecDeque<Range<u64>> {
+        let first = self.progress.resynced.load(Ordering::Acquire);
+        let ranges = self.unsynced.0.iter();
+        let left = ranges.map(|range| range.start.max(first)..range.end);
+        left.filter(|range| !range.is_empty()).collect()
+    }
+
+    /// All devices that are written.
+    pub(super) fn live(&self) -> impl Iterator<Item = usize> + use<'_> {
+        let incoming = self.members.incoming().map(|incoming| incoming.slot);
+        self.members
+            .slots()
+            .iter()
+            .flatten()
+            .copied()
+            .chain(incoming)
+    }
+
+    /// The incoming device isn't one any more: it is a member now, or has failed.
+    pub(super) fn forget_progress(&mut self) {
+        self.progress = Progress::of(0, self.progress.resynced.load(Ordering::Acquire));
+    }
 }
 
 /// See the module's documentation. Queues have an [`Arc`] of it.
@@ -122,6 +229,8 @@ pub struct Common {
     pub(super) parts: usize,
     /// Replaced in a stop. Queues take a copy when the epoch has another number than at their last look.
     membership: Mutex<Arc<Membership>>,
+    /// No stripes: parity of all is right.
+    synced: Unsynced,
     /// Slots that failed some I/O, as a mask.
     failed: AtomicU64,
     /// Open queues: they are told when words go on.
@@ -170,11 +279,13 @@ impl Common {
             log_places: Places::new(log_places),
             parts: setup.parts,
             membership: Mutex::new(Arc::new(Membership {
+                progress: Progress::of(setup.members.incoming().map_or(0, |i| i.done), 0),
                 members: setup.members,
                 unsynced: Arc::new(setup.unsynced),
                 dirty: setup.dirty,
                 broken: false,
             })),
+            synced: Unsynced::default(),
             failed: AtomicU64::new(0),
             queues: Mutex::new(Vec::new()),
         }))
@@ -185,13 +296,16 @@ impl Common {
         (stripe % self.words.count() as u64) as usize
     }
 
-    /// The array as plans see it, with these members.
-    pub(super) fn view<'a>(&'a self, now: &'a Membership) -> View<'a> {
+    /// The array as the plans of a batch see it.
+    pub(super) fn view<'a>(&'a self, now: &'a Membership, seen: &'a Seen) -> View<'a> {
         View {
             geometry: &self.geometry,
             policy: self.policy,
-            members: &now.members,
-            unsynced: &now.unsynced,
+            members: seen.members.as_ref().unwrap_or(&now.members),
+            unsynced: match seen.is_synced {
+                true => &self.synced,
+                false => &now.unsynced,
+            },
         }
     }
 
@@ -206,8 +320,7 @@ impl Common {
 
     /// Slots of these members that failed, as a mask.
     pub(super) fn failed(&self, now: &Membership) -> u64 {
-        let present = now.members.slots().iter().flatten();
-        let present = present.fold(0, |mask, slot| mask | bit(*slot));
+        let present = now.live().fold(0, |mask, slot| mask | bit(slot));
         self.failed.load(Ordering::Relaxed) & present
     }
 
@@ -230,8 +343,7 @@ impl Common {
 
     /// Members that have to be flushed.
     pub(super) fn volatile(&self, now: &Membership) -> Vec<usize> {
-        let slots = now.members.slots().iter().flatten().copied();
-        slots
+        now.live()
             .filter(|slot| self.slots[*slot].ability.volatile)
             .collect()
     }

@@ -19,6 +19,8 @@ pub enum Purpose {
     Log(UnitKey),
     /// Members are flushed, so that superblocks may name one that failed.
     Kick,
+    /// Members are flushed, so that superblocks may tell how far an action is.
+    Sync,
 }
 
 impl QueueCore {
@@ -32,7 +34,7 @@ impl QueueCore {
     ) {
         let base = match purpose {
             Purpose::Direct(_) | Purpose::Block { .. } => self.common.slots[slot].data_sectors,
-            Purpose::Flush(_) | Purpose::Log(_) | Purpose::Kick => 0,
+            Purpose::Flush(_) | Purpose::Log(_) | Purpose::Kick | Purpose::Sync => 0,
         };
         let token = self.purposes.insert((purpose, slot));
         self.ios.push(MemberIo {
@@ -62,6 +64,7 @@ impl QueueCore {
             Purpose::Block { flying, role } => self.block_ended(flying, role, slot, ok),
             Purpose::Log(unit) => self.log_ended(unit, slot, ok),
             Purpose::Kick => self.kick_flush_over(),
+            Purpose::Sync => self.sync_flushed(slot, ok),
         }
     }
 }

@@ -2,12 +2,13 @@
 //! write stops words as well, until superblocks say dirty.
 //!
 //! In order: words in flight are drained, the other members flushed, superblocks name the one that failed, members change, words go on. So
-//! the others hold all that was written together with its blocks when it is left out.
+//! the others hold all that was written together with its blocks when it is left out. A device that is rebuilt becomes a member in the same way.
 
 use super::common::Membership;
 use super::io::Purpose;
 use super::queue::{Errand, Mail, QueueCore};
 use super::{Data, bit};
+use crate::core::members::Members;
 use crate::core::slots::Unsynced;
 use crate::head_pages::bits;
 use crate::words::{InFlight, Stop};
@@ -17,6 +18,8 @@ use std::sync::Arc;
 /// A kick by this queue.
 pub struct Kick {
     stop: Stop,
+    /// The incoming device becomes the member, unless it fails before superblocks are written.
+    takes_over: bool,
     phase: Phase,
 }
 
@@ -25,8 +28,8 @@ enum Phase {
     Draining { stripes: InFlight, logs: InFlight },
     /// The others are flushed; so many aren't.
     Flushing(usize),
-    /// Superblocks are written, which name these slots (a mask).
-    Naming(u64),
+    /// Superblocks are written, which name these slots (a mask), or say that the incoming device is the member.
+    Naming { failed: u64, takes_over: bool },
 }
 
 impl QueueCore {
@@ -34,7 +37,7 @@ impl QueueCore {
     /// again. False if the member isn't one any more.
     pub(super) fn member_failed(&mut self, slot: usize) -> bool {
         self.look();
-        if self.now.broken || self.now.members.role(slot).is_none() {
+        if self.now.broken || !self.now.live().any(|live| live == slot) {
             return false;
         }
         self.stop_words();
@@ -57,16 +60,33 @@ impl QueueCore {
         let logs = logs.map(|logs| logs.in_flight(&stop)).unwrap_or_default();
         self.kick = Some(Kick {
             stop,
+            takes_over: self.takes_over(),
             phase: Phase::Draining { stripes, logs },
         });
         self.send(self.me, Mail::Drained);
     }
 
-    /// True if members that failed in the kick leave too few.
-    fn breaks(&self, failed: u64) -> bool {
-        let present = self.now.members.slots().iter().flatten();
+    /// True if members that failed in the kick leave too few, though the incoming device may become one.
+    fn breaks(&self, failed: u64, takes_over: bool) -> bool {
+        let mut members = self.now.members.clone();
+        if takes_over {
+            members.take_over();
+        }
+        self.are_too_few(&members, failed)
+    }
+
+    /// True if the members without these slots (a mask) don't have all data.
+    fn are_too_few(&self, members: &Members, failed: u64) -> bool {
+        let present = members.slots().iter().flatten();
         let stay = present.filter(|slot| failed & bit(**slot) == 0).count();
         stay < self.common.geometry.data_members()
+    }
+
+    /// True if the incoming device becomes the member in this queue's kick, in which these slots (a mask) failed.
+    fn kick_takes_over(&self, failed: u64) -> bool {
+        let incoming = self.now.members.incoming();
+        let is_well = incoming.is_some_and(|incoming| failed & bit(incoming.slot) == 0);
+        is_well && self.kick.as_ref().is_some_and(|kick| kick.takes_over)
     }
 
     /// A word is drained: if none is left, the other members are flushed.
@@ -87,7 +107,7 @@ impl QueueCore {
         let failed = common.failed(&self.now);
         let mut slots = common.volatile(&self.now);
         slots.retain(|slot| failed & bit(*slot) == 0);
-        if self.breaks(failed) {
+        if self.breaks(failed, self.kick_takes_over(failed)) {
             slots.clear();
         }
         self.set_phase(Phase::Flushing(slots.len() + 1));
@@ -113,18 +133,20 @@ impl QueueCore {
             }
         }
         let failed = self.common.failed(&self.now);
-        if self.breaks(failed) || failed == 0 && self.now.dirty {
+        let takes_over = self.kick_takes_over(failed);
+        let is_changed = failed != 0 || takes_over || !self.now.dirty;
+        if self.breaks(failed, takes_over) || !is_changed {
             return self.change_members(None);
         }
-        self.set_phase(Phase::Naming(failed));
-        self.errands.push(Errand::Name(failed));
+        self.set_phase(Phase::Naming { failed, takes_over });
+        self.errands.push(Errand::Name { failed, takes_over });
     }
 
     /// Superblocks are written; these slots (a mask) failed that, and the others' superblocks name them too.
     pub(super) fn named(&mut self, failed: u64) {
         bits(failed).for_each(|slot| self.common.note_failure(slot));
         let Some(Kick {
-            phase: Phase::Naming(named),
+            phase: Phase::Naming { failed: named, .. },
             ..
         }) = self.kick
         else {
@@ -137,14 +159,30 @@ impl QueueCore {
     /// Words go on. Slots that superblocks name as failed (a mask, if they were written) aren't members any more. Another may have failed a read
     /// or a flush meanwhile, which need no word: it stays a member until superblocks name it, so whoever waits for that stops words again.
     fn change_members(&mut self, named: Option<u64>) {
-        let Some(Kick { stop, .. }) = self.kick.take() else {
+        let Some(Kick { stop, phase, .. }) = self.kick.take() else {
             return;
         };
         let failed = self.common.failed(&self.now);
+        let gone = failed & named.unwrap_or(0);
         let mut next = Membership::clone(&self.now);
-        next.broken |= self.breaks(failed);
+        let takes_over = match phase {
+            Phase::Naming { takes_over, .. } => takes_over,
+            Phase::Draining { .. } | Phase::Flushing(_) => false,
+        };
+        if let Some(incoming) = next.members.incoming() {
+            if gone & bit(incoming.slot) != 0 {
+                tracing::warn!("raid5: the member that was being rebuilt failed");
+                next.members.lose_incoming();
+                next.forget_progress();
+            } else if takes_over {
+                tracing::info!("raid5: member {} is rebuilt", incoming.role);
+                next.members.take_over();
+                next.forget_progress();
+            }
+        }
+        next.broken |= self.are_too_few(&next.members, failed);
         next.dirty |= named.is_some();
-        for slot in bits(failed & named.unwrap_or(0)) {
+        for slot in bits(gone) {
             if let Some(role) = next.members.role(slot) {
                 tracing::warn!("raid5: member {role} failed and is kicked");
                 next.members.lose(role);

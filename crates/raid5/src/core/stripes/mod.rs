@@ -10,12 +10,13 @@
 //! | `batch` | a batch, from the claim of its word to the release |
 //! | `log` | units of logs that this queue writes |
 //! | `kick` | the stop that changes members |
+//! | `sync` | rebuilds, resyncs and checks: one part for each stripe |
 //! | `io` | member I/O in flight |
 //!
 //! It does no I/O, and knows no threads: whoever drives a queue carries out what the queue puts into its outputs, and tells it the end. A
 //! queue reads the common parts and changes them by words only; everything else that one has to tell another is [`Mail`].
 //!
-//! Not here yet: the bitmap, rebuilds and checks, blocks that can't be read once, the stripe queue, time limits of devices.
+//! Not here yet: the bitmap, blocks that can't be read once, the stripe queue, time limits of devices.
 
 mod batch;
 mod common;
@@ -25,6 +26,7 @@ mod log;
 mod queue;
 mod record;
 mod request;
+mod sync;
 
 #[cfg(test)]
 mod random_tests;
@@ -42,5 +44,6 @@ pub use queue::{Errand, Mail, QueueCore};
 
 use super::Shared;
 use super::plan::{Record, bit};
+use super::sync::Action;
 use super::work::{RoundPiece, Work};
 use super::{Data, MemberIo, Piece};

@@ -7,6 +7,7 @@ use super::kick::Kick;
 use super::log::Unit;
 use super::record::Stripe;
 use super::request::{Active, Direct, HeldFlush, Span};
+use super::sync::{Sync, Synced};
 use super::{MemberIo, Shared, Work};
 use crate::words::{
     Answer, Claimed, LogBlocks, LogToken, OwnPlaces, Owner, Parked, Place, Reserve, Seen,
@@ -36,23 +37,44 @@ pub enum Mail {
     Pages,
     /// Superblocks are written; these slots (a mask) failed that. The others' superblocks name them too, unless there are too many.
     Named(u64),
+    /// The same for superblocks that say how far an action is.
+    Told(u64),
 }
 
-/// The end of a part of a request, and all that comes back with it.
+/// The end of a part, and all that comes back with it.
 pub struct Ended {
     pub place: Place,
-    pub request: Shared,
-    /// Number of the request in its queue.
-    pub id: usize,
+    pub of: EndedOf,
     pub ok: bool,
 }
 
-/// Something that whoever drives a queue does for it.
+/// The cause of a part that has ended.
+pub enum EndedOf {
+    Request {
+        request: Shared,
+        /// Number of the request in its queue.
+        id: usize,
+    },
+    Sync {
+        stripe: u64,
+        /// Parity was wrong.
+        mismatch: bool,
+    },
+}
+
+/// Something that whoever drives a queue does for it: it writes superblocks of the members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Errand {
-    /// Superblocks of the members, but for these slots (a mask), are written: they say dirty, and name these slots as failed. The answer is
-    /// [`Mail::Named`].
-    Name(u64),
+    /// They say dirty, and name these slots (a mask) as failed, whose superblocks aren't written. The answer is [`Mail::Named`].
+    Name {
+        failed: u64,
+        /// They say that the incoming device is the member.
+        takes_over: bool,
+    },
+    /// The incoming device holds all stripes before this. The answer is [`Mail::Told`].
+    Recovered(u64),
+    /// Parity of stripes before this is right. The answer is [`Mail::Told`].
+    Resynced(u64),
 }
 
 /// See the module's documentation.
@@ -83,6 +105,9 @@ pub struct QueueCore {
     /// Batches that wait for pages.
     pub(super) pageless: Vec<Token<Parked, Stripe>>,
     pub(super) kick: Option<Kick>,
+    pub(super) sync: Option<Sync>,
+    /// The end of the last action of this queue.
+    pub(super) synced: Option<Synced>,
     pub(super) todo: VecDeque<Mail>,
     /// I/O to start.
     pub ios: Vec<MemberIo>,
@@ -133,6 +158,8 @@ impl QueueCore {
             held_reads: Vec::new(),
             pageless: Vec::new(),
             kick: None,
+            sync: None,
+            synced: None,
             todo: VecDeque::new(),
             ios: Vec::new(),
             works: Vec::new(),
@@ -151,6 +178,7 @@ impl QueueCore {
             && self.units.is_empty()
             && self.held_logs.is_empty()
             && self.kick.is_none()
+            && self.sync.is_none()
             && self.places.in_use() + self.log_places.in_use() == 0
     }
 
@@ -173,7 +201,7 @@ impl QueueCore {
 
     /// Does one step, as long as there is one. All parts arrive first: those of one stripe are then one batch, which may need no reads.
     pub fn step(&mut self) -> bool {
-        self.next_part() || self.next_mail()
+        self.next_part() || self.next_mail() || self.next_synced()
     }
 
     /// Does what the next mail asks for, if there is any.
@@ -192,6 +220,7 @@ impl QueueCore {
             Mail::GoOn => self.go_on(),
             Mail::Pages => self.wake_pageless(),
             Mail::Named(failed) => self.named(failed),
+            Mail::Told(failed) => self.sync_told(failed),
         }
     }
 
@@ -249,6 +278,7 @@ impl QueueCore {
         for direct in std::mem::take(&mut self.held_reads) {
             self.read_as_parts(direct);
         }
+        self.sync_goes_on();
         if self.now.broken {
             // Nobody gives pages away any more.
             self.wake_pageless();
@@ -274,6 +304,7 @@ impl fmt::Debug for QueueCore {
             .field("pageless", &self.pageless.len())
             .field("places", &(self.places.in_use(), self.log_places.in_use()))
             .field("kicks", &self.kick.is_some())
+            .field("sync", &self.sync)
             .finish_non_exhaustive()
     }
 }

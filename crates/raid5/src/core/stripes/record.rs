@@ -1,6 +1,7 @@
 //! [`Stripe`]: the record of a stripe's word, which goes with the word's token.
 
-use super::{Piece, Record, RoundPiece, Shared, bit};
+use super::common::Seen;
+use super::{Action, Piece, Record, RoundPiece, Shared, bit};
 use crate::core::plan::{Calculation, Plan, View};
 use crate::head_pages::{HeadPages, bits};
 use crate::words::{self, Arrived, Owner, Place, StripePages};
@@ -10,16 +11,34 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The part of a request that lies in one stripe.
+/// Work that waits for one stripe.
 pub struct Part {
-    pub(super) request: Shared,
-    /// Number of the request in its queue.
-    pub(super) id: usize,
-    /// The queue that has taken the request.
+    pub(super) of: PartOf,
+    /// The queue that has taken the request, or that syncs.
     pub(super) from: Owner,
     pub(super) stripe: u64,
-    /// Sectors of the array. Those that lie in other stripes aren't this part's.
-    pub(super) sectors: Range<u64>,
+}
+
+/// The cause of a part.
+pub enum PartOf {
+    /// The part of a request that lies in the stripe.
+    Request {
+        request: Shared,
+        /// Number of the request in its queue.
+        id: usize,
+        /// Sectors of the array. Those that lie in other stripes aren't this part's.
+        sectors: Range<u64>,
+    },
+    /// The stripe's turn in a rebuild, resync or check.
+    Sync(Action),
+}
+
+/// The kind of a batch: all of its parts have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Read,
+    Write,
+    Sync(Action),
 }
 
 /// A part that its word's owner has taken out of the list.
@@ -30,6 +49,8 @@ pub struct Waiting {
     left: u64,
     /// One of its blocks couldn't be had.
     failed: bool,
+    /// Its turn in an action found that parity was wrong.
+    mismatch: bool,
 }
 
 /// A batch that is calculated.
@@ -37,6 +58,8 @@ pub struct Batch {
     pub(super) plan: Plan,
     pub(super) pieces: Vec<RoundPiece>,
     pub(super) calculation: Calculation,
+    /// A check found that parity was wrong.
+    pub(super) mismatch: bool,
 }
 
 /// See the module's documentation. A free word's record keeps pages and what is known of them.
@@ -47,6 +70,8 @@ pub struct Stripe {
     /// Parts in the order of their arrival, also those of other stripes that have the same word. A batch is for the first one's stripe.
     pub(super) waiting: Vec<Waiting>,
     pub(super) batch: Option<Batch>,
+    /// The array as the open batch sees it.
+    pub(super) seen: Seen,
 }
 
 impl words::Record for Stripe {
@@ -63,44 +88,67 @@ impl words::Record for Stripe {
 }
 
 impl Part {
-    fn is_write(&self) -> bool {
-        self.request.op != Op::Read
+    fn kind(&self) -> Kind {
+        match &self.of {
+            PartOf::Request { request, .. } if request.op == Op::Read => Kind::Read,
+            PartOf::Request { .. } => Kind::Write,
+            PartOf::Sync(action) => Kind::Sync(*action),
+        }
     }
 
-    /// The part of a data block that is this part's.
-    fn in_block(&self, geometry: &Geometry, index: usize) -> Range<u64> {
-        let block = geometry.stripe_array_sector(self.stripe, index);
-        self.sectors.start.max(block)..self.sectors.end.min(block + STRIPE_SECTORS)
-    }
-
-    /// Its data blocks, as a mask; 0: it isn't in the stripe.
-    pub fn blocks(&self, geometry: &Geometry) -> u64 {
-        let all = 0..geometry.data_members();
-        let some = all.filter(|index| !self.in_block(geometry, *index).is_empty());
-        some.fold(0, |mask, index| mask | bit(index))
+    /// Its data blocks, as a mask; 0: it isn't in the stripe, or is no request's.
+    fn blocks(&self, geometry: &Geometry) -> u64 {
+        match &self.of {
+            PartOf::Request { sectors, .. } => blocks(geometry, self.stripe, sectors),
+            PartOf::Sync(_) => 0,
+        }
     }
 
     /// Pieces of some of its blocks, which say that their request is number `at`.
     fn pieces(&self, geometry: &Geometry, at: usize, blocks: u64) -> impl Iterator<Item = Piece> {
-        let first = self.request.sector;
-        bits(blocks).map(move |index| {
-            let sectors = self.in_block(geometry, index);
-            Piece {
-                request: at,
-                write: self.is_write(),
-                stripe: self.stripe,
-                index,
-                offset: sectors.start % STRIPE_SECTORS,
-                sectors: sectors.end - sectors.start,
-                skip: ((sectors.start - first) * 512) as usize,
-            }
+        let of = match &self.of {
+            PartOf::Request {
+                request, sectors, ..
+            } => Some((request, sectors)),
+            PartOf::Sync(_) => None,
+        };
+        of.into_iter().flat_map(move |(request, sectors)| {
+            bits(blocks).map(move |index| {
+                let sectors = in_block(geometry, self.stripe, index, sectors);
+                Piece {
+                    request: at,
+                    write: request.op != Op::Read,
+                    stripe: self.stripe,
+                    index,
+                    offset: sectors.start % STRIPE_SECTORS,
+                    sectors: sectors.end - sectors.start,
+                    skip: ((sectors.start - request.sector) * 512) as usize,
+                }
+            })
         })
     }
+}
+
+/// The sectors of a range that lie in a data block of a stripe.
+fn in_block(geometry: &Geometry, stripe: u64, index: usize, sectors: &Range<u64>) -> Range<u64> {
+    let block = geometry.stripe_array_sector(stripe, index);
+    sectors.start.max(block)..sectors.end.min(block + STRIPE_SECTORS)
+}
+
+/// Data blocks of a stripe that a range of sectors lies in, as a mask.
+pub fn blocks(geometry: &Geometry, stripe: u64, sectors: &Range<u64>) -> u64 {
+    let all = 0..geometry.data_members();
+    let some = all.filter(|index| !in_block(geometry, stripe, *index, sectors).is_empty());
+    some.fold(0, |mask, index| mask | bit(index))
 }
 
 impl Waiting {
     pub fn has_failed(&self) -> bool {
         self.failed
+    }
+
+    pub fn has_mismatch(&self) -> bool {
+        self.mismatch
     }
 }
 
@@ -118,14 +166,13 @@ impl Stripe {
                 place: arrived.place,
                 part: arrived.piece,
                 failed: false,
+                mismatch: false,
             }));
     }
 
-    /// True if the next batch writes.
-    pub fn is_write(&self) -> bool {
-        self.waiting
-            .first()
-            .is_some_and(|first| first.part.is_write())
+    /// The kind of the next batch, for which somebody waits.
+    pub fn kind(&self) -> Kind {
+        self.waiting[0].part.kind()
     }
 
     /// The queue that owns the next batch: that of the part which has waited longest.
@@ -149,9 +196,8 @@ impl Stripe {
         let Some(first) = self.waiting.first() else {
             return VecDeque::new();
         };
-        let is_alike = |part: &Part| {
-            part.stripe == first.part.stripe && part.is_write() == first.part.is_write()
-        };
+        let is_alike =
+            |part: &Part| part.stripe == first.part.stripe && part.kind() == first.part.kind();
         let some = self.waiting[..count].iter().enumerate();
         let some = some.filter(|(_, waiting)| is_alike(&waiting.part));
         some.flat_map(|(at, waiting)| waiting.part.pieces(geometry, at, waiting.left))
@@ -178,12 +224,23 @@ impl Stripe {
         let (count, plan) = found.expect("all that the first plan needs was read");
         let pieces = self.pieces(view.geometry, count).into_iter();
         let taken = pieces.filter(|piece| plan.takes(piece));
-        let taken = taken.map(|piece| RoundPiece {
-            request: Arc::clone(&self.waiting[piece.request].part.request),
-            member: view.geometry.stripe_data(piece.stripe, piece.index),
-            piece,
+        let taken = taken.filter_map(|piece| match &self.waiting[piece.request].part.of {
+            PartOf::Request { request, .. } => Some(RoundPiece {
+                request: Arc::clone(request),
+                member: view.geometry.stripe_data(piece.stripe, piece.index),
+                piece,
+            }),
+            PartOf::Sync(_) => None,
         });
         (plan, taken.collect())
+    }
+
+    /// The plan for the stripe's turn in an action. `None`: there is nothing to do for the members that are there.
+    pub(super) fn plan_sync(&self, view: &View<'_>, action: Action) -> Option<Plan> {
+        match action {
+            Action::Recover => view.rebuild(&self.known),
+            Action::Resync | Action::Check | Action::Repair => view.check(&self.known),
+        }
     }
 
     /// The batch is planned anew, from nothing that was read.
@@ -209,7 +266,17 @@ impl Stripe {
         }
         // Before the parts' requests end.
         drop(pieces);
-        let is_over = |waiting: &mut Waiting| waiting.left == 0;
+        let is_over = |waiting: &mut Waiting| {
+            waiting.left == 0 && matches!(waiting.part.of, PartOf::Request { .. })
+        };
         self.waiting.extract_if(.., is_over).collect()
+    }
+
+    /// The stripe's turn in an action is over: takes out its part, for which the batch was.
+    pub(super) fn sync_done(&mut self, ok: bool, mismatch: bool) -> Waiting {
+        let mut waiting = self.waiting.remove(0);
+        waiting.failed |= !ok;
+        waiting.mismatch = mismatch;
+        waiting
     }
 }

@@ -1,11 +1,11 @@
 //! Requests: cut into parts of stripes, and done when their last part has come back to the queue that took them.
 
 use super::io::Purpose;
-use super::queue::{Ended, Mail, QueueCore};
-use super::record::{Part, Waiting};
+use super::queue::{Ended, EndedOf, Mail, QueueCore};
+use super::record::{Part, PartOf, Waiting, blocks};
 use super::{Data, Shared};
 use crate::head_pages::segments;
-use crate::words::Arrival;
+use crate::words::{Arrival, Place};
 use pvblk_block::{Completion, Op, Request, RequestFlags, Status};
 use std::ops::Range;
 use std::sync::Arc;
@@ -94,8 +94,7 @@ impl QueueCore {
         for piece in pieces {
             let of = piece.array_sector..piece.array_sector + piece.sectors;
             let end = piece.place.member_sector + piece.sectors;
-            let members = &self.now.members;
-            let Some(slot) = members.reads_directly(piece.place.member, end) else {
+            let Some(slot) = self.now.reads_directly(piece.place.member, end) else {
                 self.add_span(id, of);
                 continue;
             };
@@ -195,15 +194,15 @@ impl QueueCore {
             && part.is_none()
             && let Some(stripe) = span.stripes.next()
         {
-            let sectors = sectors.clone();
-            let next = Part {
-                request: Arc::clone(&active.request),
-                id,
+            part = (blocks(geometry, stripe, &sectors) != 0).then(|| Part {
+                of: PartOf::Request {
+                    request: Arc::clone(&active.request),
+                    id,
+                    sectors: sectors.clone(),
+                },
                 from: self.me,
                 stripe,
-                sectors,
-            };
-            part = (next.blocks(geometry) != 0).then_some(next);
+            });
         }
         let Some(part) = part else {
             self.spans.pop_front();
@@ -215,6 +214,12 @@ impl QueueCore {
             return false;
         };
         active.left += 1;
+        self.arrive(place, part);
+        true
+    }
+
+    /// A part arrives at its stripe's word.
+    pub(super) fn arrive(&mut self, place: Place, part: Part) {
         let at = self.common.word_of(part.stripe);
         if let Arrival::Claimed(mut token, arrived) =
             self.common.words.arrive(at, self.me, place, part)
@@ -223,28 +228,33 @@ impl QueueCore {
             record.add([arrived], &self.common.geometry);
             self.send(self.me, Mail::Stripe(token));
         }
-        true
     }
 
     /// Parts of a batch are done: those of other queues go back to them.
     pub(super) fn end_parts(&mut self, parts: Vec<Waiting>) {
         for waiting in parts {
-            let ok = !waiting.has_failed();
+            let (ok, mismatch) = (!waiting.has_failed(), waiting.has_mismatch());
             let Waiting { place, part, .. } = waiting;
-            let ended = Ended {
-                place,
-                request: part.request,
-                id: part.id,
-                ok,
+            let of = match part.of {
+                PartOf::Request { request, id, .. } => EndedOf::Request { request, id },
+                PartOf::Sync(_) => EndedOf::Sync {
+                    stripe: part.stripe,
+                    mismatch,
+                },
             };
-            self.send(part.from, Mail::Ended(ended));
+            self.send(part.from, Mail::Ended(Ended { place, of, ok }));
         }
     }
 
-    /// A part of a request of this queue is done.
+    /// A part of this queue is done.
     pub(super) fn part_ended(&mut self, ended: Ended) {
         self.places.put(ended.place);
-        drop(ended.request);
-        self.one_done(ended.id, ended.ok);
+        match ended.of {
+            EndedOf::Request { request, id } => {
+                drop(request);
+                self.one_done(id, ended.ok);
+            }
+            EndedOf::Sync { stripe, mismatch } => self.sync_stripe_done(stripe, mismatch),
+        }
     }
 }

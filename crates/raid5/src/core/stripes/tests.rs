@@ -102,6 +102,13 @@ impl Array {
     }
 }
 
+fn names(failed: u64) -> Errand {
+    Errand::Name {
+        failed,
+        takes_over: false,
+    }
+}
+
 #[test]
 fn no_member_is_named_if_two_have_failed_writes() {
     let mut array = Array::new(false, true);
@@ -173,7 +180,7 @@ fn a_member_that_fails_while_superblocks_are_written_stays_until_they_name_it() 
     array.queues[0].submit(Request::with_buffers(Op::Write, 0, vec![data], 0));
     let flushes = array.go(0);
     array.end(0, flushes, MEMBERS);
-    assert_eq!(array.queues[0].errands, [Errand::Name(0)]);
+    assert_eq!(array.queues[0].errands, [names(0)]);
     array.queues[1].submit(Request::new(Op::Flush, 0, 0, 0));
     let flushes = array.go(1);
     array.end(1, flushes, 2);
@@ -189,7 +196,7 @@ fn a_member_that_fails_while_superblocks_are_written_stays_until_they_name_it() 
     assert_eq!(array.done(1), [], "the member that failed isn't named");
     assert!(flushes.iter().all(|io| io.slot != 2));
     array.end(1, flushes, MEMBERS);
-    assert_eq!(array.queues[1].errands, [Errand::Name(1 << 2)]);
+    assert_eq!(array.queues[1].errands, [names(1 << 2)]);
     array.queues[1].named(0);
     array.go(1);
     assert_eq!(array.done(1), [Status::Ok]);
@@ -206,7 +213,7 @@ fn a_read_that_a_member_fails_waits_for_the_kick() {
     let slot = ios[0].slot;
     array.end(0, ios, slot);
     assert_eq!(array.queues[0].places.in_use(), 0, "it is in a word");
-    assert_eq!(array.queues[0].errands, [Errand::Name(1 << slot)]);
+    assert_eq!(array.queues[0].errands, [names(1 << slot)]);
     array.queues[0].named(0);
     let ios = array.go(0);
     assert_eq!(ios.len(), MEMBERS - 1, "it is calculated");

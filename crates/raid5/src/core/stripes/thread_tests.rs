@@ -185,7 +185,10 @@ impl<'a> Thread<'a> {
         }
         self.ios.append(&mut self.queue.ios);
         self.works.append(&mut self.queue.works);
-        for Errand::Name(slots) in std::mem::take(&mut self.queue.errands) {
+        for errand in std::mem::take(&mut self.queue.errands) {
+            let Errand::Name { failed: slots, .. } = errand else {
+                panic!("nobody syncs");
+            };
             self.shared.named.fetch_or(slots, Ordering::AcqRel);
             self.queue.named(0);
         }
@@ -299,6 +302,7 @@ fn queues_on_threads_share_an_array() {
             geometry: shared.geometry,
             data_sectors: DATA_SECTORS,
             members: devices.map(contents).collect(),
+            incoming: None,
             repaired: 0,
         };
         if named == 0 {

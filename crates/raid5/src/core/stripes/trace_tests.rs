@@ -10,7 +10,7 @@ use super::batch::Flying;
 use super::common::{Common, Setup};
 use super::io::Purpose;
 use super::log::UnitKey;
-use super::queue::{Errand, Mail, QueueCore};
+use super::queue::{Mail, QueueCore};
 use super::world::{DATA_SECTORS, slots_of};
 use crate::core::members::Members;
 use crate::core::slots::Unsynced;
@@ -462,7 +462,7 @@ impl Run {
                 (Purpose::Log(key), _) => (Group::Log(*key), Some(Step::LogWritten(io.slot as u8))),
                 (Purpose::Kick, _) => (Group::Kick, None),
                 (Purpose::Flush(_), _) => (Group::Flush, None),
-                (Purpose::Direct(_), _) => panic!("nobody reads"),
+                (Purpose::Direct(_) | Purpose::Sync, _) => panic!("nobody reads or syncs"),
             };
             let same = |flight: &&mut Flight| flight.queue == queue && flight.group == group;
             match self.flights.iter_mut().find(same) {
@@ -481,7 +481,7 @@ impl Run {
                 }
             }
         }
-        for Errand::Name(_) in q.errands.drain(..) {
+        for _ in q.errands.drain(..) {
             self.steps.push(Step::KickName);
             self.errand = Some(queue);
         }

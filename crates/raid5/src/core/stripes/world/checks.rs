@@ -3,28 +3,38 @@
 use super::device::SECTOR;
 use super::recovery::AfterCut;
 use super::{DATA_SECTORS, UUID, World};
-use crate::core::stripes::queue::{Errand, QueueCore};
+use crate::core::stripes::queue::QueueCore;
 use crate::{Policy, STRIPE_SECTORS, ppl_signature};
 
 impl World {
     /// Power is cut: the array as it would be then is looked at, and the run goes on.
     pub fn cut(&mut self) {
-        let mut named = self.named;
-        for (_, Errand::Name(slots)) in &self.errands {
-            named |= if self.rng.bool() { *slots } else { 0 };
+        let mut disk = self.disk.clone();
+        for (_, errand) in &self.errands {
+            if self.rng.bool() {
+                disk.write(*errand, |_| false);
+            }
         }
-        if named.count_ones() > 1 {
+        if disk.missing() > 1 {
             return;
         }
+        let is_unsynced = disk.resynced < self.unsynced.0.last().map_or(0, |range| range.end);
         let is_logged = matches!(self.policy, Policy::Ppl(_));
         let mut lost = None;
-        if is_logged && named == 0 && self.rng.u32(..3) == 0 {
-            let dead = (0..self.devices.len()).find(|slot| self.doomed & 1 << slot != 0);
-            let any = self.rng.usize(..self.devices.len());
+        let is_whole = disk.missing() == 0 && disk.incoming.is_none() && !is_unsynced;
+        if is_logged && is_whole && self.rng.u32(..3) == 0 {
+            let is_doomed = |slot: &Option<usize>| slot.is_some_and(|s| self.doomed & 1 << s != 0);
+            let dead = disk.roles.iter().position(is_doomed);
+            let any = self.rng.usize(..disk.roles.len());
             lost = Some(dead.filter(|_| self.rng.bool()).unwrap_or(any));
         }
-        let members = (0..self.devices.len()).map(|slot| {
-            if named & 1 << slot != 0 || lost == Some(slot) {
+        let incoming = disk
+            .incoming
+            .filter(|(_, role, _)| disk.roles[*role].is_none());
+        let members = disk.roles.iter().enumerate().map(|(role, slot)| {
+            let incoming = incoming.filter(|(_, of, _)| *of == role);
+            let slot = slot.or(incoming.map(|(slot, ..)| slot))?;
+            if lost == Some(role) {
                 return None;
             }
             let mut flying = Vec::new();
@@ -41,18 +51,21 @@ impl World {
             geometry: self.geometry,
             data_sectors: DATA_SECTORS,
             members: members.collect(),
+            incoming: incoming.map(|(_, role, held)| (role, held)),
             repaired: 0,
         };
         self.ways.cuts += 1;
-        self.ways.cuts_degraded += usize::from(named != 0);
+        self.ways.cuts_in_recoveries += usize::from(disk.incoming.is_some());
+        self.ways.cuts_in_resyncs += usize::from(is_unsynced);
+        self.ways.cuts_degraded += usize::from(disk.missing() > 0);
         self.ways.cuts_with_loss += usize::from(lost.is_some());
         self.ways.cuts_in_kicks += usize::from(self.is_kicking());
         if is_logged {
             after.recover(ppl_signature(&UUID));
             self.ways.repairs += after.repaired;
-            if named == 0 && lost.is_none() {
-                assert_eq!(after.wrong(), [0; 0], "parity after a cut");
-            }
+            let mut wrong = after.wrong();
+            wrong.retain(|stripe| !self.unsynced.has(*stripe) || *stripe < disk.resynced);
+            assert_eq!(wrong, [0; 0], "parity after a cut; {disk:?}");
         }
         for stripe in 0..self.geometry.stripes() {
             for index in 0..self.geometry.data_members() {
@@ -61,8 +74,7 @@ impl World {
                 let sectors = first..first + STRIPE_SECTORS;
                 // Without a log a missing member's block is lost with its stripe's parity, and with a log if it was being written.
                 let is_open = sectors.clone().any(|sector| self.history.is_open(sector));
-                if (!is_logged && after.members[role].is_none()) || (lost == Some(role) && is_open)
-                {
+                if (!is_logged && after.misses(stripe, role)) || (lost == Some(role) && is_open) {
                     continue;
                 }
                 let block = after.data(stripe, index);
@@ -71,7 +83,7 @@ impl World {
                     let text = || self.history.text(sector, bytes);
                     assert!(
                         survives,
-                        "sector {sector} of stripe {stripe} after a cut: {}; named {named:b}, lost {lost:?}",
+                        "sector {sector} of stripe {stripe} after a cut: {}; {disk:?}, lost {lost:?}",
                         text()
                     );
                 }
@@ -84,6 +96,7 @@ impl World {
         let left: Vec<usize> = (0..self.asked.len())
             .filter(|tag| self.asked[*tag].is_some())
             .collect();
+        self.note_ends();
         let is_idle = |queue: &QueueCore| queue.is_idle();
         if !left.is_empty() || unasked > 0 || !self.queues.iter().flatten().all(is_idle) {
             panic!("requests {left:?} don't end:\n{}", self.state());
@@ -116,19 +129,18 @@ impl World {
     }
 
     fn check_contents(&mut self) {
-        let named = self.named;
-        let is_there = |slot: usize| named & 1 << slot == 0;
-        let members = self.devices.iter().enumerate();
-        let members = members.map(|(slot, d)| is_there(slot).then(|| d.contents().to_vec()));
+        let devices = &self.devices;
+        let members = self.disk.roles.iter();
+        let members = members.map(|slot| slot.map(|slot| devices[slot].contents().to_vec()));
+        assert_eq!(self.disk.incoming, None, "a rebuild isn't done");
         let after = AfterCut {
             geometry: self.geometry,
             data_sectors: DATA_SECTORS,
             members: members.collect(),
+            incoming: None,
             repaired: 0,
         };
-        if named == 0 {
-            assert_eq!(after.wrong(), [0; 0], "parity at rest");
-        }
+        assert_eq!(after.wrong(), [0; 0], "parity at rest");
         for stripe in 0..self.geometry.stripes() {
             for index in 0..self.geometry.data_members() {
                 let first = self.geometry.stripe_array_sector(stripe, index);

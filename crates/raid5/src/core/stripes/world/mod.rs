@@ -2,13 +2,15 @@
 
 mod checks;
 pub mod device;
+mod disk;
 pub mod history;
 pub mod recovery;
+mod syncs;
 
 use super::common::{Common, Setup};
 use super::queue::{Errand, Mail, QueueCore};
 use super::{Data, MemberIo, Work};
-use crate::core::members::Members;
+use crate::core::members::{Incoming, Members};
 use crate::core::slots::{Slot, Unsynced};
 use crate::core::zero::Ability;
 use crate::words::{Answer, Owner, Room};
@@ -16,6 +18,7 @@ use crate::{
     Geometry, Layout, LogArea, Policy, STRIPE_BYTES, STRIPE_SECTORS, ppl_signature, xor_into,
 };
 use device::{Device, SECTOR};
+use disk::OnDisk;
 use fastrand::Rng;
 use history::{History, sector_of};
 use pvblk_block::{Buffer, Completion, Op, Request, RequestFlags, Status};
@@ -66,6 +69,14 @@ pub struct Ways {
     pub borrowed: usize,
     pub holes: usize,
     pub closed: usize,
+    pub recovered: usize,
+    pub replaced: usize,
+    pub resynced: usize,
+    pub checked: usize,
+    pub incoming_lost: usize,
+    pub syncs_stopped: usize,
+    pub cuts_in_recoveries: usize,
+    pub cuts_in_resyncs: usize,
 }
 
 impl Ways {
@@ -93,6 +104,14 @@ impl Ways {
             self.borrowed,
             self.holes,
             self.closed,
+            self.recovered,
+            self.replaced,
+            self.resynced,
+            self.checked,
+            self.incoming_lost,
+            self.syncs_stopped,
+            self.cuts_in_recoveries,
+            self.cuts_in_resyncs,
         ];
         all.into_iter().min().unwrap_or(0)
     }
@@ -115,10 +134,9 @@ pub struct World {
     ios: Vec<Io>,
     works: Vec<(usize, Work)>,
     errands: Vec<(usize, Errand)>,
-    /// Slots that superblocks on disk name as failed, as a mask.
-    named: u64,
-    /// They say dirty.
-    dirty: bool,
+    disk: OnDisk,
+    /// Stripes whose parity wasn't right at first.
+    unsynced: Unsynced,
     /// Requests in flight, by tag.
     asked: Vec<Option<Asked>>,
     history: History,
@@ -198,16 +216,46 @@ impl World {
         };
         let volatile = rng.u32(..4) > 0;
         let zeroes = rng.bool();
-        let devices = contents(&geometry).into_iter();
-        let devices = devices.map(|bytes| Device::new(bytes, volatile)).collect();
-        let mut slots: Vec<_> = (0..count as usize).map(Some).collect();
-        let mut named = 0;
-        if rng.u32(..6) == 0 {
-            let lost = rng.usize(..slots.len());
-            slots[lost] = None;
-            named = 1 << lost;
+        let mut contents = contents(&geometry);
+        let mut disk = OnDisk {
+            roles: (0..count as usize).map(Some).collect(),
+            incoming: None,
+            resynced: 0,
+            dirty: rng.bool(),
+        };
+        let spare = count as usize;
+        let mut unsynced = Unsynced::default();
+        let begin = rng.u32(..12);
+        if begin < 4 {
+            disk.roles[rng.usize(..spare)] = None;
         }
-        let dirty = rng.bool();
+        if matches!(begin, 2..6) {
+            // The spare is rebuilt for the missing member, or replaces one.
+            let missing = disk.roles.iter().position(Option::is_none);
+            let role = missing.unwrap_or_else(|| rng.usize(..spare));
+            let held = rng.u64(..=stripes) * rng.u64(..=1);
+            let end = (DATA_SECTORS + held * STRIPE_SECTORS) as usize * SECTOR;
+            let mut bytes = vec![0xee; contents[role].len()];
+            bytes[DATA_SECTORS as usize * SECTOR..end]
+                .copy_from_slice(&contents[role][DATA_SECTORS as usize * SECTOR..end]);
+            contents.push(bytes);
+            disk.incoming = Some((spare, role, held));
+        } else {
+            contents.push(vec![0xee; contents[0].len()]);
+        }
+        if matches!(begin, 6..8) {
+            let first = rng.u64(..stripes);
+            unsynced.0.push(first..rng.u64(first..stripes) + 1);
+            for stripe in unsynced.0.iter().cloned().flatten() {
+                let at = DATA_SECTORS + geometry.stripe_member_sector(stripe);
+                let parity = &mut contents[geometry.stripe_parity(stripe)];
+                rng.fill(&mut parity[at as usize * SECTOR..][..STRIPE_BYTES]);
+            }
+        }
+        let devices = contents.into_iter();
+        let devices = devices.map(|bytes| Device::new(bytes, volatile)).collect();
+        let incoming = disk.incoming;
+        let incoming = incoming.map(|(slot, role, held)| Incoming::new(slot, role, held, false));
         let queues = rng.usize(2..=4);
         let parts = rng.usize(1..=5);
         let sets = rng.usize(1..=3);
@@ -215,10 +263,10 @@ impl World {
         let common = Common::new(Setup {
             geometry,
             policy,
-            slots: slots_of(count as usize, volatile, zeroes),
-            members: Members::new(slots, None),
-            unsynced: Unsynced::default(),
-            dirty,
+            slots: slots_of(spare + 1, volatile, zeroes),
+            members: Members::new(disk.roles.clone(), incoming),
+            unsynced: Unsynced(unsynced.0.clone()),
+            dirty: disk.dirty,
             words,
             sets,
             queues,
@@ -243,8 +291,8 @@ impl World {
             ios: Vec::new(),
             works: Vec::new(),
             errands: Vec::new(),
-            named,
-            dirty,
+            disk,
+            unsynced,
             doomed: 0,
             asked: Vec::new(),
             history: History::new((0..capacity).map(|sector| value(0, sector))),
@@ -280,7 +328,7 @@ impl World {
                 left -= 1;
                 self.ask();
             }
-            if !self.turn() && !asks {
+            if !self.turn() && !asks && !self.go_on_syncing() {
                 break;
             }
             assert!(turn < 1000 * requests, "no end:\n{}", self.state());
@@ -296,9 +344,10 @@ impl World {
     /// A queue is closed or opened, memory is given back, or the number of stripes changes.
     fn do_rare(&mut self) {
         let queue = self.rng.usize(..self.queues.len());
-        let mail = match self.rng.u32(..4) {
-            0 => self.common.give_way().1,
-            1 => {
+        let mail = match self.rng.u32(..8) {
+            0..4 => return self.sync_rarely(queue),
+            4 => self.common.give_way().1,
+            5 => {
                 let sets = self.rng.usize(1..=3);
                 self.common.set_stripes(sets).expect("memory")
             }
@@ -307,12 +356,7 @@ impl World {
                     self.ways.closed += 1;
                     idle.close()
                 }
-                None if self.queues[queue].is_none() => {
-                    let opened = QueueCore::open(&self.common, owner(queue));
-                    self.queues[queue] = Some(opened.expect("room for it"));
-                    return;
-                }
-                None => return,
+                None => return self.open(queue),
             },
         };
         // It is nobody's mail: any order will do.
@@ -346,6 +390,12 @@ impl World {
         let count = self.queues.len();
         (from..from + count)
             .any(|queue| self.queues[queue % count].is_some() && self.step(queue % count))
+    }
+
+    /// Opens a queue that is closed.
+    fn open(&mut self, queue: usize) {
+        let open = || QueueCore::open(&self.common, owner(queue)).expect("room for it");
+        self.queues[queue].get_or_insert_with(open);
     }
 
     fn queue(&mut self, queue: usize) -> &mut QueueCore {
@@ -389,7 +439,7 @@ impl World {
             let mark = devices[io.slot].begin_flush();
             let writes = !matches!(io.op, Op::Read | Op::Flush);
             assert!(
-                self.dirty || !writes,
+                self.disk.dirty || !writes,
                 "a write before superblocks say dirty"
             );
             self.ios.push(Io {
@@ -417,10 +467,7 @@ impl World {
         self.now += 1;
         self.ways.requests += 1;
         let queue = self.rng.usize(..self.queues.len());
-        if self.queues[queue].is_none() {
-            let opened = QueueCore::open(&self.common, owner(queue));
-            self.queues[queue] = Some(opened.expect("room for it"));
-        }
+        self.open(queue);
         let capacity = self.geometry.capacity_sectors();
         let op = match self.rng.u32(..24) {
             0..14 => Op::Write,
@@ -542,14 +589,21 @@ impl World {
     }
 
     /// One in so many I/O fails: more of logs and flushes, and more when another device has failed some.
-    fn deadliness(&self, sector: u64) -> Option<u32> {
+    fn deadliness(&self, slot: usize, sector: u64) -> Option<u32> {
         let fails = self.fails?;
-        let gone = if self.doomed == 0 {
-            self.named
-        } else {
-            self.doomed
-        };
-        match gone.count_ones() as usize {
+        if !self.common.membership().unsynced_ranges().is_empty() {
+            // The member's blocks would be lost.
+            return None;
+        }
+        if self
+            .disk
+            .incoming
+            .is_some_and(|incoming| incoming.0 == slot)
+        {
+            return Some(fails.div_ceil(3));
+        }
+        let gone = self.disk.missing() + self.doomed_members();
+        match gone {
             gone if gone >= self.most_dead => None,
             0 if sector >= DATA_SECTORS => Some(fails),
             0 => Some(fails.div_ceil(4)),
@@ -569,7 +623,7 @@ impl World {
             bytes,
             mark,
         } = self.ios.swap_remove(at);
-        let one_in = self.deadliness(io.sector);
+        let one_in = self.deadliness(io.slot, io.sector);
         let fails = one_in.is_some_and(|many| self.rng.u32(..many) == 0);
         if fails {
             self.doomed |= 1 << io.slot;
@@ -634,23 +688,32 @@ impl World {
     }
 
     fn do_errand(&mut self) -> bool {
-        let Some((queue, Errand::Name(slots))) = self.errands.pop() else {
+        if self.errands.is_empty() {
             return false;
-        };
-        self.ways.kicks += usize::from(slots != 0);
-        self.ways.made_dirty += usize::from(!self.dirty);
-        let mut failed = 0;
-        for slot in (0..self.devices.len()).filter(|slot| (slots | self.named) & 1 << slot == 0) {
-            if self.devices[slot].dead {
-                failed |= 1 << slot;
-            }
         }
-        self.named |= slots;
-        self.dirty = true;
+        let (queue, errand) = self
+            .errands
+            .swap_remove(self.rng.usize(..self.errands.len()));
+        let had_incoming = self.disk.incoming.is_some();
+        if let Errand::Name { failed, takes_over } = errand {
+            self.ways.kicks += usize::from(failed != 0);
+            self.ways.made_dirty += usize::from(!self.disk.dirty);
+            self.ways.recovered += usize::from(takes_over && self.disk.missing() > 0);
+            self.ways.replaced += usize::from(takes_over && self.disk.missing() == 0);
+        }
+        let devices = &self.devices;
+        let failed = self.disk.write(errand, |slot| devices[slot].dead);
+        let is_lost = had_incoming && self.disk.incoming.is_none();
         if self.rng.bool() {
             self.cut();
         }
-        self.queue(queue).named(failed);
+        match errand {
+            Errand::Name { takes_over, .. } => {
+                self.ways.incoming_lost += usize::from(is_lost && !takes_over);
+                self.queue(queue).named(failed);
+            }
+            Errand::Recovered(_) | Errand::Resynced(_) => self.queue(queue).sync_told(failed),
+        }
         self.collect(queue);
         true
     }

@@ -1,13 +1,15 @@
 //! The array after a power cut: logs repair parity, and the contents are checked.
 
 use super::device::SECTOR;
-use crate::{Geometry, PPL_HEADER_BYTES, STRIPE_BYTES, find_newest, xor_into};
+use crate::{Geometry, PPL_HEADER_BYTES, STRIPE_BYTES, STRIPE_SECTORS, find_newest, xor_into};
 
 /// Devices after a cut, by role; `None`: it is lost.
 pub struct AfterCut {
     pub geometry: Geometry,
     pub data_sectors: u64,
     pub members: Vec<Option<Vec<u8>>>,
+    /// The role of a device that is being rebuilt, and stripes that it holds from the first on.
+    pub incoming: Option<(usize, u64)>,
     /// Blocks of parity that a log has repaired.
     pub repaired: usize,
 }
@@ -17,9 +19,16 @@ impl AfterCut {
         (self.data_sectors + sector) as usize * SECTOR
     }
 
+    /// True if a role's block isn't there.
+    fn is_missing(&self, role: usize, sector: u64) -> bool {
+        let held = self.incoming.filter(|(incoming, _)| *incoming == role);
+        self.members[role].is_none() || held.is_some_and(|(_, end)| sector >= end * STRIPE_SECTORS)
+    }
+
     fn block(&self, role: usize, sector: u64) -> Option<&[u8]> {
         let at = self.at(sector);
-        let member = self.members[role].as_ref()?;
+        let member = self.members[role].as_ref();
+        let member = member.filter(|_| !self.is_missing(role, sector))?;
         Some(&member[at..at + STRIPE_BYTES])
     }
 
@@ -40,7 +49,7 @@ impl AfterCut {
                     // The unit wasn't written, so nothing of its stripes was.
                     continue;
                 }
-                let is_missing = |member: usize, _| self.members[member].is_none();
+                let is_missing = |member: usize, sector| self.is_missing(member, sector);
                 let plan = entry.plan(&self.geometry, role, is_missing);
                 for repair in plan.expect("an entry that was written here").repairs {
                     let mut parity = [0; STRIPE_BYTES];
@@ -76,10 +85,18 @@ impl AfterCut {
         sum
     }
 
-    /// The stripes whose parity is wrong. No member may be missing.
+    /// True if a role's block of a stripe isn't there.
+    pub fn misses(&self, stripe: u64, role: usize) -> bool {
+        self.is_missing(role, self.geometry.stripe_member_sector(stripe))
+    }
+
+    /// The stripes whose blocks are all there, and whose parity is wrong.
     pub fn wrong(&self) -> Vec<u64> {
+        let roles = 0..self.members.len();
+        let is_whole = |stripe: &u64| !roles.clone().any(|role| self.misses(*stripe, role));
         let is_wrong = |stripe: &u64| self.sum(*stripe, None).iter().any(|byte| *byte != 0);
-        (0..self.geometry.stripes()).filter(is_wrong).collect()
+        let whole = (0..self.geometry.stripes()).filter(is_whole);
+        whole.filter(is_wrong).collect()
     }
 
     /// A data block, calculated if its member is missing.

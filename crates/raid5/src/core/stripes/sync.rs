@@ -1,0 +1,353 @@
+//! Rebuilds, resyncs and checks by one queue: each stripe has a turn, which is a part in its word's list as a request's.
+//!
+//! The next stripe's part arrives when the one before it has its word. So a rebuild's position passes no stripe that somebody holds, and a
+//! batch with the position behind its stripe finds the block on the incoming device, or the part before it in the list.
+
+use super::Data;
+use super::common::Progress;
+use super::io::Purpose;
+use super::queue::{Errand, QueueCore};
+use super::record::{Part, PartOf};
+use crate::STRIPE_SECTORS;
+use crate::core::sync::{Action, SyncNow};
+use crate::head_pages::bits;
+use crate::words::Seen;
+use pvblk_block::{Error, Op};
+use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// An action on all stripes, or on some.
+#[derive(Debug)]
+pub struct Sync {
+    action: Action,
+    /// That of the incoming device, and of this array's parity.
+    progress: Arc<Progress>,
+    /// The slot of the device that is rebuilt.
+    incoming: Option<usize>,
+    /// Stripes that aren't begun.
+    ranges: VecDeque<Range<u64>>,
+    /// So many of them may be begun now.
+    allowed: u64,
+    /// The stripe whose part is in a list, before it has the word for the first time.
+    arriving: Option<u64>,
+    /// Stripes that are begun and not done.
+    flying: BTreeSet<u64>,
+    of: u64,
+    done: u64,
+    mismatches: u64,
+    phase: Phase,
+    /// It doesn't come to its end, and ends when no stripe is under way.
+    stopped: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Stripes only.
+    Stripes,
+    /// Members are flushed; so many aren't, and all stripes before `low` were done when this began.
+    Flushing { left: usize, low: u64, failed: bool },
+    /// Superblocks say that all stripes before this are done.
+    Telling(u64),
+    /// They say that all are.
+    Told,
+}
+
+/// The end of an action.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Synced {
+    pub action: Action,
+    /// It came to its end: all stripes are done.
+    pub is_whole: bool,
+    pub done_sectors: u64,
+    pub mismatch_sectors: u64,
+}
+
+impl Sync {
+    /// All stripes before this are done.
+    fn low(&self) -> u64 {
+        let next = self.ranges.front().map_or(u64::MAX, |range| range.start);
+        let flying = self.flying.first().copied().unwrap_or(u64::MAX);
+        flying.min(next)
+    }
+
+    fn now(&self) -> SyncNow {
+        SyncNow {
+            action: self.action,
+            done_sectors: self.done * STRIPE_SECTORS,
+            of_sectors: self.of * STRIPE_SECTORS,
+            mismatch_sectors: self.mismatches * STRIPE_SECTORS,
+            by_bitmap: false,
+        }
+    }
+
+    /// True if superblocks say how far it is.
+    fn is_told(&self) -> bool {
+        matches!(self.action, Action::Recover | Action::Resync)
+    }
+}
+
+impl QueueCore {
+    /// Begins an action; this queue has to be stepped until it is over.
+    pub fn start_sync(&mut self, action: Action) -> Result<(), Error> {
+        self.look();
+        let error = |text: &str| Err(Error::config(format!("{action}: {text}")));
+        if self.sync.is_some() {
+            return error("another action is under way; wait for its end, or stop it");
+        }
+        if self.now.broken {
+            return error("the array has failed");
+        }
+        let all = self.common.geometry.stripes();
+        let incoming = self.now.incoming();
+        let ranges: VecDeque<Range<u64>> = match (action, incoming) {
+            (Action::Recover, Some(incoming)) => [incoming.done..all].into(),
+            (Action::Recover, None) => return error("there is no device to rebuild"),
+            (Action::Resync, _) => self.now.unsynced_ranges(),
+            _ if self.now.members.failed().is_some() => {
+                return error("a member is missing, so there is no parity to compare");
+            }
+            (Action::Check | Action::Repair, _) => [0..all].into(),
+        };
+        let left: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+        let done = if action == Action::Recover {
+            all - left
+        } else {
+            0
+        };
+        self.sync = Some(Sync {
+            action,
+            progress: Arc::clone(&self.now.progress),
+            incoming: incoming.map(|incoming| incoming.slot),
+            ranges: ranges
+                .into_iter()
+                .filter(|range| !range.is_empty())
+                .collect(),
+            allowed: 0,
+            arriving: None,
+            flying: BTreeSet::new(),
+            of: done + left,
+            done,
+            mismatches: 0,
+            phase: Phase::Stripes,
+            stopped: false,
+        });
+        self.synced = None;
+        self.end_sync();
+        Ok(())
+    }
+
+    /// The action under way.
+    pub fn sync_now(&self) -> Option<SyncNow> {
+        self.sync.as_ref().map(Sync::now)
+    }
+
+    /// From now on at most so many stripes are begun, until this is called again.
+    pub fn allow_stripes(&mut self, most: u64) {
+        if let Some(sync) = &mut self.sync {
+            sync.allowed = most;
+        }
+    }
+
+    /// The action ends as soon as no stripe is under way; those that are done stay done.
+    pub fn stop_sync(&mut self) {
+        if let Some(sync) = &mut self.sync {
+            sync.ranges.clear();
+            sync.stopped = true;
+            self.end_sync();
+        }
+    }
+
+    /// The turn of the next stripe arrives at its word, if it may; true if so.
+    pub(super) fn next_synced(&mut self) -> bool {
+        let Some(sync) = &mut self.sync else {
+            return false;
+        };
+        if sync.allowed == 0 || sync.arriving.is_some() {
+            return false;
+        }
+        let Some(range) = sync.ranges.front_mut() else {
+            return false;
+        };
+        let Some(place) = self.places.take() else {
+            return false;
+        };
+        let stripe = range.start;
+        range.start += 1;
+        if range.is_empty() {
+            sync.ranges.pop_front();
+        }
+        sync.allowed -= 1;
+        sync.arriving = Some(stripe);
+        sync.flying.insert(stripe);
+        let part = Part {
+            of: PartOf::Sync(sync.action),
+            from: self.me,
+            stripe,
+        };
+        self.arrive(place, part);
+        true
+    }
+
+    /// A stripe's turn has the word: from now on the incoming device has its block, or this queue makes sure of it before anything else.
+    pub(super) fn sync_opened(&mut self, stripe: u64, action: Action) {
+        let Some(sync) = &mut self.sync else {
+            debug_assert!(false, "a stripe's turn in no action");
+            return;
+        };
+        sync.arriving.take_if(|arriving| *arriving == stripe);
+        if action == Action::Recover {
+            sync.progress.begin(stripe);
+        }
+    }
+
+    /// A stripe's turn is over. If the array has failed, or there is nothing to rebuild any more, the action ends early anyway.
+    pub(super) fn sync_stripe_done(&mut self, stripe: u64, mismatch: bool) {
+        let end = self.common.geometry.stripes();
+        let Some(sync) = &mut self.sync else {
+            debug_assert!(false, "a stripe's turn in no action");
+            return;
+        };
+        sync.arriving.take_if(|arriving| *arriving == stripe);
+        sync.flying.remove(&stripe);
+        sync.done += 1;
+        sync.mismatches += u64::from(mismatch);
+        if sync.action == Action::Recover && !sync.stopped {
+            sync.progress.done_before(sync.low().min(end));
+        }
+        self.end_sync();
+    }
+
+    /// Members are flushed, so that superblocks may say how far the action is.
+    pub fn checkpoint(&mut self) {
+        let end = self.common.geometry.stripes();
+        let Some(sync) = &mut self.sync else { return };
+        if !sync.is_told() || sync.stopped || sync.phase != Phase::Stripes {
+            return;
+        }
+        let slots = self.common.volatile(&self.now);
+        sync.phase = Phase::Flushing {
+            left: slots.len() + 1,
+            low: sync.low().min(end),
+            failed: false,
+        };
+        for slot in slots {
+            self.start(Purpose::Sync, (slot, Op::Flush, false), 0, Data::None);
+        }
+        self.sync_flush_over(true);
+    }
+
+    /// A member was flushed for it, or failed that.
+    pub(super) fn sync_flushed(&mut self, slot: usize, ok: bool) {
+        let failed = !ok && self.member_failed(slot);
+        self.sync_flush_over(!failed);
+    }
+
+    fn sync_flush_over(&mut self, ok: bool) {
+        let Some(sync) = &mut self.sync else { return };
+        let Phase::Flushing { left, low, failed } = &mut sync.phase else {
+            return;
+        };
+        *failed |= !ok;
+        *left -= 1;
+        let (left, low, failed) = (*left, *low, *failed);
+        if left > 0 {
+            return;
+        }
+        if failed || sync.stopped {
+            sync.phase = Phase::Stripes;
+            // Words are stopped because of the failure, or that is over already.
+            if let Seen::Going(_) = self.look() {
+                self.end_sync();
+            }
+            return;
+        }
+        sync.phase = Phase::Telling(low);
+        self.errands.push(match sync.action {
+            Action::Recover => Errand::Recovered(low),
+            _ => Errand::Resynced(low),
+        });
+    }
+
+    /// Superblocks are written; these slots (a mask) failed that.
+    pub(super) fn sync_told(&mut self, failed: u64) {
+        for slot in bits(failed) {
+            self.common.note_failure(slot);
+            self.member_failed(slot);
+        }
+        let end = self.common.geometry.stripes();
+        let Some(sync) = &mut self.sync else { return };
+        let Phase::Telling(low) = sync.phase else {
+            debug_assert!(false, "superblocks that nobody asked for");
+            return;
+        };
+        match sync.action {
+            Action::Recover => sync.progress.committed_before(low),
+            _ => sync.progress.resynced_before(low),
+        }
+        sync.phase = match low == end && sync.low() == u64::MAX {
+            true => Phase::Told,
+            false => Phase::Stripes,
+        };
+        self.end_sync();
+    }
+
+    /// A stop is over.
+    pub(super) fn sync_goes_on(&mut self) {
+        let Some(sync) = &mut self.sync else { return };
+        let members = &self.now.members;
+        let is_possible = match sync.action {
+            Action::Recover => sync.incoming.is_some_and(|slot| {
+                members.is_incoming(slot)
+                    || sync.phase == Phase::Told && members.role(slot).is_some()
+            }),
+            _ => members.failed().is_none(),
+        };
+        if self.now.broken || !is_possible {
+            return self.stop_sync();
+        }
+        self.end_sync();
+    }
+
+    /// True if the device that this queue rebuilds is whole, and superblocks say so.
+    pub(super) fn takes_over(&self) -> bool {
+        let is_whole = |sync: &Sync| {
+            sync.action == Action::Recover && sync.phase == Phase::Told && !sync.stopped
+        };
+        self.sync.as_ref().is_some_and(is_whole)
+    }
+
+    /// Goes on with the end of the action, if no stripe is left.
+    fn end_sync(&mut self) {
+        let Some(sync) = &self.sync else { return };
+        if !sync.ranges.is_empty() || !sync.flying.is_empty() {
+            return;
+        }
+        match sync.phase {
+            Phase::Flushing { .. } | Phase::Telling(_) => return,
+            Phase::Stripes | Phase::Told if sync.stopped => {}
+            Phase::Stripes if sync.is_told() => return self.checkpoint(),
+            Phase::Told if sync.action == Action::Recover => {
+                let slot = sync.incoming.unwrap_or(usize::MAX);
+                if self.now.members.is_incoming(slot) {
+                    // The kick of another queue may be under way: this is tried again after it.
+                    return self.stop_words();
+                }
+            }
+            Phase::Stripes | Phase::Told => {}
+        }
+        let SyncNow {
+            action,
+            done_sectors,
+            mismatch_sectors,
+            ..
+        } = sync.now();
+        self.synced = Some(Synced {
+            action,
+            is_whole: !sync.stopped,
+            done_sectors,
+            mismatch_sectors,
+        });
+        self.sync = None;
+    }
+}

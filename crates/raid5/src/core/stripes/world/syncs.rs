@@ -1,0 +1,98 @@
+//! Rebuilds, resyncs and checks of a run.
+
+use super::World;
+use crate::core::stripes::Action;
+
+impl World {
+    /// The action that has to be done, if none is under way.
+    fn wanted(&self) -> Option<Action> {
+        let now = self.common.membership();
+        let is_under_way = self.queues.iter().flatten().any(|q| q.sync.is_some());
+        if is_under_way || now.broken {
+            return None;
+        }
+        let resync = !now.unsynced_ranges().is_empty() && now.members.failed().is_none();
+        match now.members.incoming() {
+            Some(_) => Some(Action::Recover),
+            None => resync.then_some(Action::Resync),
+        }
+    }
+
+    /// Nothing happens by itself any more: an action goes on or begins, if there is one to be done. False: there is none.
+    pub(super) fn go_on_syncing(&mut self) -> bool {
+        if let Some(at) = (0..self.queues.len()).find(|at| self.syncs(*at)) {
+            self.queue(at).allow_stripes(u64::MAX);
+            return true;
+        }
+        let Some(action) = self.wanted() else {
+            return false;
+        };
+        let queue = self.rng.usize(..self.queues.len());
+        self.open(queue);
+        self.queue(queue)
+            .start_sync(action)
+            .expect("it is possible");
+        self.collect(queue);
+        true
+    }
+
+    fn syncs(&self, queue: usize) -> bool {
+        self.queues[queue]
+            .as_ref()
+            .is_some_and(|q| q.sync.is_some())
+    }
+
+    /// An action begins, goes on, is told to superblocks, or is stopped.
+    pub(super) fn sync_rarely(&mut self, queue: usize) {
+        self.note_ends();
+        if !self.syncs(queue) {
+            let checks = [Action::Check, Action::Repair];
+            let check = *self.rng.choice(&checks).expect("one of them");
+            let under_way = (0..self.queues.len()).any(|at| self.syncs(at));
+            let action = self.wanted().or((!under_way).then_some(check));
+            if let Some(action) = action {
+                self.open(queue);
+                // A check isn't possible without a member.
+                let _ = self.queue(queue).start_sync(action);
+                self.collect(queue);
+            }
+            return;
+        }
+        let most = self.rng.u64(1..4);
+        match self.rng.u32(..8) {
+            0..5 => self.queue(queue).allow_stripes(most),
+            5..7 => self.queue(queue).checkpoint(),
+            _ => {
+                self.ways.syncs_stopped += 1;
+                self.queue(queue).stop_sync();
+            }
+        }
+        self.collect(queue);
+    }
+
+    /// Looks at the actions that have ended.
+    pub(super) fn note_ends(&mut self) {
+        let ends = self.queues.iter_mut().flatten();
+        let ends: Vec<_> = ends.filter_map(|queue| queue.synced.take()).collect();
+        for end in ends {
+            let is_check = matches!(end.action, Action::Check | Action::Repair);
+            if end.is_whole {
+                self.ways.checked += usize::from(is_check);
+                self.ways.resynced += usize::from(end.action == Action::Resync);
+            }
+            let is_unsynced = !self.unsynced.0.is_empty();
+            assert!(
+                end.mismatch_sectors == 0 || is_unsynced,
+                "parity was wrong: {end:?}"
+            );
+        }
+    }
+
+    /// Members that failed some I/O, and aren't left out yet.
+    pub(super) fn doomed_members(&self) -> usize {
+        let members = self.disk.roles.iter().flatten();
+        members
+            .filter(|slot| self.doomed & 1 << **slot != 0)
+            .count()
+    }
+}
