@@ -9,6 +9,7 @@ mod detail;
 mod extents;
 mod lower;
 mod manage;
+mod pace;
 mod queue;
 mod requests;
 mod stripes;

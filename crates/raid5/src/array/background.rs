@@ -3,11 +3,12 @@
 
 use super::away::Returns;
 use super::manage::{Orders, PendingOrders};
+use super::pace::{Pace, Speeds};
 use super::queue::ArrayQueue;
 use super::told::Told;
 use super::{ArrayShared, MemberDevice, Raid5};
+use crate::Member;
 use crate::core::Core;
-use crate::{Member, STRIPE_BYTES};
 use pvblk_block::stacked::{Background, BackgroundThread, Due, WaitEntry};
 use pvblk_block::{BlockDevice, DeviceQueue, Error, QueueContext, Readiness, SystemClock};
 use pvblk_sys::Poller;
@@ -15,15 +16,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Interval at which superblocks are written with the progress, besides each sixteenth of it.
-const CHECKPOINT: Duration = Duration::from_secs(10);
 /// Interval at which the bitmap is swept: md's `daemon_sleep`.
 const SWEEP: Duration = Duration::from_secs(5);
 /// Interval at which counts of read errors are halved.
 const FORGIVE: Duration = Duration::from_hours(1);
-/// Time after the last request from which on the array counts as idle.
-const QUIET: Duration = Duration::from_millis(300);
-/// Longest sleep, and the most that is done in advance.
+/// Longest sleep.
 const NAP: Duration = Duration::from_millis(200);
 /// The same while something is under way.
 const SLICE: Duration = Duration::from_millis(20);
@@ -37,17 +34,10 @@ pub struct BackgroundWork {
     pub(super) returns: Returns,
     /// Next tick of members' time.
     pub(super) tick_at: Duration,
-    /// Stripes that may be begun.
-    credit: f64,
-    last: Duration,
-    /// Requests that the array had taken, and when that last changed.
-    requests: u64,
+    pace: Pace,
     /// Number of devices that became members, as far as it was reported.
     takeovers: u64,
     told: Told,
-    busy_at: Option<Duration>,
-    checkpoint_at: Duration,
-    sixteenth: u64,
     sweep_at: Duration,
     forgive_at: Duration,
 }
@@ -69,13 +59,8 @@ impl BackgroundWork {
             orders: Arc::clone(&array.orders),
             returns: Returns::default(),
             tick_at: Duration::ZERO,
-            credit: 0.0,
-            last: Duration::ZERO,
-            requests: 0,
+            pace: Pace::default(),
             takeovers: 0,
-            busy_at: None,
-            checkpoint_at: CHECKPOINT,
-            sixteenth: 0,
             sweep_at: SWEEP,
             forgive_at: FORGIVE,
         })
@@ -86,7 +71,7 @@ impl BackgroundWork {
     pub fn step(&mut self, now: Duration) -> Duration {
         while self.queue.progress() {}
         let orders = self.orders.take();
-        self.follow(&orders);
+        self.follow(&orders, now);
         self.step_away(now, orders.frozen);
         let shared = Arc::clone(&self.shared);
         let (told, wanted, needs_spare, sync, requests, takeovers, lag) = {
@@ -111,10 +96,7 @@ impl BackgroundWork {
                 shared.spec_parts().list()
             );
         }
-        if requests != self.requests {
-            self.requests = requests;
-            self.busy_at = Some(now);
-        }
+        self.pace.note_requests(now, requests);
         if !orders.frozen {
             if let Some(place) = needs_spare {
                 self.take_spare(place);
@@ -125,7 +107,7 @@ impl BackgroundWork {
                         tracing::warn!("raid5: {e}");
                     }
                 });
-                self.begin(now);
+                self.pace.begin(now);
             }
         }
         if now >= self.sweep_at {
@@ -162,46 +144,27 @@ impl BackgroundWork {
         matches!(self.queue.arm(), Readiness::Ready)
     }
 
-    fn begin(&mut self, now: Duration) {
-        self.checkpoint_at = now + CHECKPOINT;
-        self.sixteenth = 0;
-        self.credit = 0.0;
-        self.last = now;
-    }
-
     /// More stripes, as many as the speed allows.
     fn go_on(&mut self, now: Duration, orders: &PendingOrders) -> Duration {
-        let quiet = self.busy_at.is_none_or(|at| now > at + QUIET);
-        let kib = match quiet {
-            true => orders.speed_max_kib,
-            false => orders.speed_min_kib.min(orders.speed_max_kib),
+        let speeds = Speeds {
+            min_kib: orders.speed_min_kib,
+            max_kib: orders.speed_max_kib,
         };
-        let rate = kib as f64 * 1024.0 / STRIPE_BYTES as f64;
-        let passed = now.saturating_sub(self.last).as_secs_f64();
-        self.last = now;
-        // Not much in advance: a burst would be in the way of others.
-        let most = (rate * NAP.as_secs_f64()).max(1.0);
-        self.credit = (self.credit + passed * rate).min(most);
-        let begun = self
-            .queue
-            .step(|core, _| core.sync_more(self.credit as u64));
-        self.credit -= begun as f64;
+        let most = self.pace.stripes(now, speeds);
+        let begun = self.queue.step(|core, _| core.sync_more(most));
+        self.pace.note_begun(begun);
         let sync = self.shared.core.lock().sync_now();
-        if let Some(sync) = sync {
-            let sixteenth = sync.done_sectors * 16 / sync.of_sectors.max(1);
-            if now >= self.checkpoint_at || sixteenth > self.sixteenth {
-                self.checkpoint_at = now + CHECKPOINT;
-                self.sixteenth = sixteenth;
-            } else {
-                return SLICE;
-            }
+        if let Some(sync) = sync
+            && !self.pace.is_checkpoint_due(now, &sync)
+        {
+            return SLICE;
         }
         self.queue.step(|core, _| core.checkpoint());
         SLICE
     }
 
     /// Follows the orders of users.
-    fn follow(&mut self, orders: &PendingOrders) {
+    fn follow(&mut self, orders: &PendingOrders, now: Duration) {
         for &place in &orders.fail {
             self.queue.step(|core, owner| core.fail_place(place, owner));
         }
@@ -216,7 +179,7 @@ impl BackgroundWork {
                 .queue
                 .step(|core, owner| core.start_sync(owner, action));
             match started {
-                Ok(()) => self.begin(self.last),
+                Ok(()) => self.pace.begin(now),
                 Err(e) => tracing::warn!("raid5: {e}"),
             }
         }

@@ -4,20 +4,22 @@
 //! | file | has |
 //! |---|---|
 //! | `queue` | a queue: the core's part of it, and queues to all members |
+//! | `sync` | the queue that rebuilds a member or makes parity right |
 //! | `disk` | superblocks as on disk |
 //! | `background` | superblocks that a stop writes, and queues that were closed with work |
 
 mod background;
 mod disk;
 mod queue;
+mod sync;
 
 pub use background::StripeBackground;
 
 use super::{ArrayOptions, WritePath, check_stripes, limits_of, name_of, write_clean};
 use crate::blocking::sleepy;
-use crate::core::stripes::{Common, Mail};
+use crate::core::stripes::{Common, Errand, Mail};
 use crate::words::Owner;
-use crate::{Assembly, Geometry, Policy};
+use crate::{Assembly, Geometry, Policy, STRIPE_SECTORS};
 use background::Orders;
 use disk::OnDisk;
 use parking_lot::Mutex;
@@ -27,6 +29,7 @@ use pvblk_block::{
     LossMarks, QueueContext, Reclaim, SystemClock,
 };
 use queue::StripeQueue;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,7 +41,7 @@ struct Shared {
     geometry: Geometry,
     limits: Limits,
     common: Arc<Common>,
-    /// By place, as at the start. A member that failed keeps its device until the array is dropped.
+    /// By slot: members by their place at the start, and a device that was being rebuilt then. A member that failed keeps its device until the array is dropped.
     devices: Vec<Option<Arc<dyn BlockDevice>>>,
     /// Queues by number; a queue's owner number is one more.
     queues: QueueTable<CompletionQueue<Vec<Mail>>>,
@@ -90,11 +93,6 @@ impl StripeArray {
         let has_bitmap = matches!(assembly.policy(), Policy::Bitmap { .. });
         let missing = [
             (has_bitmap, "a write-intent bitmap"),
-            (
-                assembly.incoming.is_some(),
-                "a member that is being rebuilt",
-            ),
-            (!assembly.unsynced.is_empty(), "parity that isn't right yet"),
             (options.member_timeout.is_some(), "a time limit of members"),
             (options.path != WritePath::Direct, "a stripe queue"),
         ];
@@ -103,14 +101,25 @@ impl StripeArray {
                 "raid5: the core without a lock doesn't take an array with {part}"
             )));
         }
-        let devices = assembly.members.iter();
-        let devices: Vec<_> = devices
-            .map(|m| m.as_ref().map(|m| Arc::clone(&m.device)))
-            .collect();
+        let incoming = assembly.incoming.as_ref();
+        let devices = assembly.members.iter().map(Option::as_ref);
+        let devices = devices.chain(incoming.map(|i| Some(&i.member)));
+        let devices: Vec<_> = devices.map(|m| m.map(|m| Arc::clone(&m.device))).collect();
         let all: Vec<Limits> = devices.iter().flatten().map(|d| d.limits()).collect();
         let members = assembly.members.iter();
         let members = members.map(|m| m.as_ref().map(|m| (&m.superblock, m.device.limits())));
-        let common = Common::of(assembly.geometry, members.collect(), options.stripes)?;
+        let incoming = incoming.map(|i| {
+            let member = (&i.member.superblock, i.member.device.limits());
+            (i.place, i.recovered_sectors / STRIPE_SECTORS, member)
+        });
+        let stripes = |r: &Range<u64>| r.start / STRIPE_SECTORS..r.end / STRIPE_SECTORS;
+        let common = Common::of(
+            assembly.geometry,
+            members.collect(),
+            incoming,
+            assembly.unsynced.iter().map(stripes).collect(),
+            options.stripes,
+        )?;
         Ok(Arc::new(StripeArray {
             guessed: assembly.guessed,
             shared: Arc::new(Shared {
@@ -144,6 +153,17 @@ impl StripeArray {
         self.shared.common.missing()
     }
 
+    /// The place that a device is rebuilt for.
+    pub fn rebuilding(&self) -> Option<usize> {
+        self.shared.common.recovered().map(|(place, _)| place)
+    }
+
+    /// Sectors of each member, from the start, whose parity is known to be right; `None`: all.
+    pub fn in_sync_sectors(&self) -> Option<u64> {
+        let unsynced = self.shared.common.unsynced();
+        unsynced.front().map(|range| range.start * STRIPE_SECTORS)
+    }
+
     /// From now on so many stripes may have pages; those that are too many go as soon as nobody works on them.
     pub fn set_stripes(&self, stripes: usize) -> Result<(), Error> {
         check_stripes(stripes)?;
@@ -156,8 +176,18 @@ impl StripeArray {
     /// Ends in order, when all queues are closed: everything is on stable storage, and superblocks say clean.
     fn stop(&self) -> Result<(), Error> {
         let mut disk = self.shared.disk.lock();
-        if self.shared.common.is_broken() || !disk.assembly.dirty {
+        let common = &self.shared.common;
+        let (recovered, unsynced) = (common.recovered(), common.unsynced());
+        let is_settled = recovered.is_none() && unsynced.is_empty();
+        if common.is_broken() || !disk.assembly.dirty && is_settled {
             return Ok(());
+        }
+        // All is flushed before superblocks say so.
+        if let Some((_, stripes)) = recovered {
+            disk.apply(Errand::Recovered(stripes));
+        }
+        if let Some(range) = unsynced.front() {
+            disk.apply(Errand::Resynced(range.start));
         }
         write_clean(&mut disk.assembly, &mut sleepy())
     }
@@ -222,7 +252,7 @@ impl Close for StripeArray {
     fn close(&self) -> Result<(), Error> {
         let thread = self.thread.lock().take();
         drop(thread);
-        let mut background = StripeBackground::new(self);
+        let mut background = StripeBackground::last(self);
         let is_over = finish_within(LAST_WAIT, || {
             background.work();
             self.shared.orders.has_queues().then_some(false)

@@ -27,7 +27,7 @@ mod zero;
 
 pub(super) use away::{Kicked, TICKS};
 pub use queue::WritePath;
-pub use sync::Action;
+pub use sync::{Action, SyncNow};
 pub(super) use work::Work;
 pub(super) use zero::Ability;
 

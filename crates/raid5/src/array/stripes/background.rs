@@ -1,6 +1,7 @@
 //! [`StripeBackground`]: work that blocks on members, and that of queues which were closed with work.
 
 use super::queue::QueueState;
+use super::sync::SyncQueue;
 use super::{Shared, StripeArray};
 use crate::blocking::sleepy;
 use crate::core::stripes::{Errand, Mail};
@@ -76,13 +77,27 @@ impl Orders {
 /// The background work of an array: [`StripeArray::keep`] starts a thread for it, tests step it.
 pub struct StripeBackground {
     shared: Arc<Shared>,
+    begin: Instant,
+    sync: SyncQueue,
+    /// The array is being closed: no action is begun.
+    is_last: bool,
 }
 
 impl StripeBackground {
     pub fn new(array: &StripeArray) -> StripeBackground {
         StripeBackground {
             shared: Arc::clone(&array.shared),
+            begin: Instant::now(),
+            sync: SyncQueue::default(),
+            is_last: false,
         }
+    }
+
+    /// That of an array that is being closed.
+    pub(super) fn last(array: &StripeArray) -> StripeBackground {
+        let mut background = StripeBackground::new(array);
+        background.is_last = true;
+        background
     }
 
     /// Does what is due.
@@ -103,6 +118,9 @@ impl StripeBackground {
         });
         over.for_each(QueueState::close);
         self.shared.orders.queues.lock().append(&mut queues);
+        if !self.is_last {
+            self.sync.work(&self.shared, self.begin.elapsed());
+        }
     }
 
     /// Writes superblocks; returns the slots (a mask) that failed that.
@@ -125,16 +143,27 @@ impl StripeBackground {
 impl Background for StripeBackground {
     fn step(&mut self) -> Due {
         self.work();
-        match self.shared.orders.has_queues() {
-            true => Due::At(Instant::now() + LOOK),
-            false => Due::Never,
+        let look = self.shared.orders.has_queues().then_some(LOOK);
+        let nap = look.into_iter().chain(self.sync.nap()).min();
+        nap.map_or(Due::Never, |nap| Due::At(Instant::now() + nap))
+    }
+
+    fn arm(&mut self, poller: &Poller) -> io::Result<Due> {
+        if !self.shared.orders.superblocks.lock().is_empty() {
+            return Ok(Due::Now);
+        }
+        self.sync.arm(poller)
+    }
+
+    fn woken(&mut self) {
+        self.sync.woken();
+    }
+}
+
+impl Drop for StripeBackground {
+    fn drop(&mut self) {
+        if let Some(queue) = self.sync.stop() {
+            self.shared.orders.finish(queue);
         }
     }
-
-    fn arm(&mut self, _: &Poller) -> io::Result<Due> {
-        let is_empty = self.shared.orders.superblocks.lock().is_empty();
-        Ok(if is_empty { Due::Never } else { Due::Now })
-    }
-
-    fn woken(&mut self) {}
 }

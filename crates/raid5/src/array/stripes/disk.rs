@@ -46,13 +46,14 @@ impl OnDisk {
                 assembly.incoming.take_if(|_| has_failed(self.incoming));
                 if let Some(incoming) = assembly.incoming.take_if(|_| takes_over) {
                     self.slots[incoming.place] = self.incoming;
-                    assembly.members[incoming.place] = Some(incoming.member);
+                    let mut member = incoming.member;
+                    member.superblock.recovery_offset_sectors = 0;
+                    assembly.members[incoming.place] = Some(member);
                 }
             }
             Errand::Recovered(stripes) => {
                 if let Some(incoming) = &mut assembly.incoming {
                     incoming.recovered_sectors = stripes * STRIPE_SECTORS;
-                    incoming.member.superblock.recovery_offset_sectors = incoming.recovered_sectors;
                 }
             }
             Errand::Resynced(stripes) => {

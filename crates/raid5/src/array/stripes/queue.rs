@@ -53,7 +53,7 @@ impl StripeQueue {
 }
 
 impl QueueState {
-    fn open(shared: &Arc<Shared>, context: &QueueContext) -> Result<QueueState, Error> {
+    pub(super) fn open(shared: &Arc<Shared>, context: &QueueContext) -> Result<QueueState, Error> {
         let below = below(context);
         let (mail, poller) = open_entries()?;
         let devices = shared.devices.iter();
@@ -97,6 +97,7 @@ impl QueueState {
 
     /// Takes mail and completions of the members, and goes on with them; false if there were none.
     pub(super) fn progress(&mut self) -> bool {
+        self.mail.wait().finish_wait();
         let core = &mut self.core;
         let mut any = self
             .mail
@@ -168,7 +169,25 @@ impl QueueState {
         self.core.is_idle()
     }
 
-    fn arm(&mut self) -> Readiness {
+    /// Calls for the core, which is stepped then.
+    pub(super) fn step<T>(&mut self, call: impl FnOnce(&mut QueueCore) -> T) -> T {
+        let result = call(&mut self.core);
+        self.run();
+        result
+    }
+
+    pub(super) fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.poller.as_fd()
+    }
+
+    pub(super) fn woken(&mut self) {
+        self.mail.wait().event().drain();
+        for lower in self.members.iter_mut().flatten() {
+            lower.woken();
+        }
+    }
+
+    pub(super) fn arm(&mut self) -> Readiness {
         let wait = self.mail.wait();
         wait.prepare_to_wait();
         if !self.core.done.is_empty() || wait.is_pending() {
@@ -189,7 +208,6 @@ impl DeviceQueue for StripeQueue {
 
     fn poll(&mut self, out: &mut Vec<Completion>) {
         let state = self.state();
-        state.mail.wait().finish_wait();
         state.progress();
         out.append(&mut state.core.done);
     }
@@ -199,15 +217,11 @@ impl DeviceQueue for StripeQueue {
     }
 
     fn woken(&mut self) {
-        let state = self.state();
-        state.mail.wait().event().drain();
-        for lower in state.members.iter_mut().flatten() {
-            lower.woken();
-        }
+        self.state().woken();
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.state.as_ref()?.poller.as_fd())
+        Some(self.state.as_ref()?.wait_fd())
     }
 }
 

@@ -7,6 +7,7 @@ use crate::core::members::Incoming;
 use crate::core::members::Members;
 use crate::core::plan::{View, bit};
 use crate::core::slots::{Slot, Unsynced};
+use crate::core::sync::Action;
 use crate::core::zero::Ability;
 use crate::words::{
     Epoch, Errands, LogFormat, Logs, Owner, PageMemory, Places, Room, Stock, StripePages, Table,
@@ -53,18 +54,21 @@ impl Setup {
     fn of(
         geometry: Geometry,
         members: Vec<Option<(&Superblock, Limits)>>,
+        incoming: Option<(usize, u64, (&Superblock, Limits))>,
         stripes: usize,
     ) -> Setup {
-        let present = || members.iter().flatten();
+        let arriving = incoming.as_ref().map(|(_, _, member)| member);
+        let present = || members.iter().flatten().chain(arriving);
+        let slot = |(superblock, limits): &(&Superblock, Limits)| {
+            Slot::new(superblock, Ability::from(*limits))
+        };
         let slots = members.iter().map(|member| {
             // The slot of a missing member is nobody's.
             let member = member.as_ref().or_else(|| present().next());
-            let slot = |(superblock, limits): &(&Superblock, Limits)| {
-                Slot::new(superblock, Ability::from(*limits))
-            };
             member.map(slot)
         });
-        let slots: Vec<Slot> = slots.flatten().collect();
+        let mut slots: Vec<Slot> = slots.flatten().collect();
+        slots.extend(arriving.map(slot));
         let roles = members.iter().enumerate();
         let roles = roles.map(|(role, member)| member.as_ref().map(|_| role));
         let space = slots.iter().map(|slot| log_space_bytes(slot.log_sectors));
@@ -74,7 +78,10 @@ impl Setup {
         Setup {
             geometry,
             policy: any.map_or(Policy::Resync, Superblock::policy),
-            members: Members::new(roles.collect(), None),
+            members: Members::new(
+                roles.collect(),
+                incoming.map(|(role, held, _)| Incoming::new(members.len(), role, held, false)),
+            ),
             unsynced: Unsynced::default(),
             dirty: false,
             words: stripes * WORDS,
@@ -210,6 +217,18 @@ impl Membership {
     }
 }
 
+/// The number of requests that a queue has taken. Only the queue writes it, on a cache line of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct Taken(AtomicU64);
+
+impl Taken {
+    pub(super) fn add_one(&self) {
+        self.0
+            .store(self.0.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+}
+
 /// See the module's documentation. Queues have an [`Arc`] of it.
 pub struct Common {
     pub(super) geometry: Geometry,
@@ -233,18 +252,23 @@ pub struct Common {
     synced: Unsynced,
     /// Slots that failed some I/O, as a mask.
     failed: AtomicU64,
-    /// Open queues: they are told when words go on.
-    queues: Mutex<Vec<Owner>>,
+    /// Open queues, which are told when words go on, and the number of requests that each has taken.
+    queues: Mutex<Vec<(Owner, Arc<Taken>)>>,
 }
 
 impl Common {
-    /// An array of these members, by role, whose parity is right, with pages for so many stripes.
+    /// An array of these members, by role, with pages for so many stripes. `incoming`: a device that becomes the member of a role, with the
+    /// stripes that it holds from the first on; its slot comes after the members'. `unsynced`: stripes whose parity isn't known to be right.
     pub fn of(
         geometry: Geometry,
         members: Vec<Option<(&Superblock, Limits)>>,
+        incoming: Option<(usize, u64, (&Superblock, Limits))>,
+        unsynced: Vec<Range<u64>>,
         stripes: usize,
     ) -> Result<Arc<Common>, Error> {
-        Common::new(Setup::of(geometry, members, stripes))
+        let mut setup = Setup::of(geometry, members, incoming, stripes);
+        setup.unsynced = Unsynced(unsynced);
+        Common::new(setup)
     }
 
     pub(super) fn new(setup: Setup) -> Result<Arc<Common>, Error> {
@@ -330,15 +354,49 @@ impl Common {
     }
 
     pub fn queues(&self) -> Vec<Owner> {
-        self.queues.lock().clone()
+        let queues = self.queues.lock();
+        queues.iter().map(|(owner, _)| *owner).collect()
     }
 
-    pub fn add_queue(&self, queue: Owner) {
-        self.queues.lock().push(queue);
+    pub fn add_queue(&self, queue: Owner) -> Arc<Taken> {
+        let taken = Arc::<Taken>::default();
+        self.queues.lock().push((queue, Arc::clone(&taken)));
+        taken
     }
 
     pub fn remove_queue(&self, queue: Owner) {
-        self.queues.lock().retain(|other| *other != queue);
+        self.queues.lock().retain(|(other, _)| *other != queue);
+    }
+
+    /// Requests that the open queues have taken.
+    pub fn requests(&self) -> u64 {
+        let queues = self.queues.lock();
+        let taken = queues
+            .iter()
+            .map(|(_, taken)| taken.0.load(Ordering::Relaxed));
+        taken.sum()
+    }
+
+    /// The action that has to be done, if none is under way.
+    pub fn wanted(&self) -> Option<Action> {
+        let now = self.membership();
+        let resyncs = !now.unsynced_ranges().is_empty() && now.members.failed().is_none();
+        match now.members.incoming() {
+            _ if now.broken => None,
+            Some(_) => Some(Action::Recover),
+            None => resyncs.then_some(Action::Resync),
+        }
+    }
+
+    /// The place that a device is rebuilt for, and the stripes that it holds from the first on.
+    pub fn recovered(&self) -> Option<(usize, u64)> {
+        let incoming = self.membership().incoming()?;
+        Some((incoming.role, incoming.done))
+    }
+
+    /// Stripes whose parity isn't known to be right, in order.
+    pub fn unsynced(&self) -> VecDeque<Range<u64>> {
+        self.membership().unsynced_ranges()
     }
 
     /// Members that have to be flushed.

@@ -1,7 +1,7 @@
 //! [`QueueCore`]: the part of the core that is one queue's own.
 
 use super::batch::Flying;
-use super::common::{Common, Membership};
+use super::common::{Common, Membership, Taken};
 use super::io::Purpose;
 use super::kick::Kick;
 use super::log::Unit;
@@ -83,6 +83,7 @@ pub enum Errand {
 pub struct QueueCore {
     pub(super) me: Owner,
     pub(super) common: Arc<Common>,
+    pub(super) taken: Arc<Taken>,
     /// The epoch's number at the last look, and the members then.
     epoch: u32,
     pub(super) now: Arc<Membership>,
@@ -135,10 +136,11 @@ impl QueueCore {
             return Err(too_many());
         };
         // Before the first look at the epoch: the end of a stop that it shows is told to this queue, too.
-        common.add_queue(me);
+        let taken = common.add_queue(me);
         Ok(QueueCore {
             me,
             common: Arc::clone(common),
+            taken,
             // No number of an epoch that goes on.
             epoch: u32::MAX,
             now: common.membership(),

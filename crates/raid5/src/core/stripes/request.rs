@@ -48,6 +48,7 @@ impl QueueCore {
             let status = Status::Unsupported;
             return self.done.push(Completion { request, status });
         }
+        self.taken.add_one();
         self.look();
         let sectors = request.sector..request.end();
         let id = self.active.insert(Active {

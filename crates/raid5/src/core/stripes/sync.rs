@@ -17,6 +17,10 @@ use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Stripes under way, of all that may have pages: one in so many; and most.
+const SHARE: usize = 4;
+const MOST_FLYING: usize = 128;
+
 /// An action on all stripes, or on some.
 #[derive(Debug)]
 pub struct Sync {
@@ -29,6 +33,8 @@ pub struct Sync {
     ranges: VecDeque<Range<u64>>,
     /// So many of them may be begun now.
     allowed: u64,
+    /// Most of them that are under way.
+    window: usize,
     /// The stripe whose part is in a list, before it has the word for the first time.
     arriving: Option<u64>,
     /// Stripes that are begun and not done.
@@ -124,6 +130,7 @@ impl QueueCore {
                 .filter(|range| !range.is_empty())
                 .collect(),
             allowed: 0,
+            window: 1,
             arriving: None,
             flying: BTreeSet::new(),
             of: done + left,
@@ -142,11 +149,17 @@ impl QueueCore {
         self.sync.as_ref().map(Sync::now)
     }
 
-    /// From now on at most so many stripes are begun, until this is called again.
-    pub fn allow_stripes(&mut self, most: u64) {
-        if let Some(sync) = &mut self.sync {
-            sync.allowed = most;
-        }
+    /// From now on at most so many stripes are begun, until this is called again. Returns how many of those before weren't begun.
+    pub fn allow_stripes(&mut self, most: u64) -> u64 {
+        let window = (self.common.stock.count().1 / SHARE).clamp(1, MOST_FLYING);
+        let Some(sync) = &mut self.sync else { return 0 };
+        sync.window = window;
+        std::mem::replace(&mut sync.allowed, most)
+    }
+
+    /// The end of the last action, if it wasn't taken yet.
+    pub fn take_synced(&mut self) -> Option<Synced> {
+        self.synced.take()
     }
 
     /// The action ends as soon as no stripe is under way; those that are done stay done.
@@ -163,7 +176,8 @@ impl QueueCore {
         let Some(sync) = &mut self.sync else {
             return false;
         };
-        if sync.allowed == 0 || sync.arriving.is_some() {
+        let is_full = sync.flying.len() >= sync.window;
+        if sync.allowed == 0 || is_full || sync.arriving.is_some() {
             return false;
         }
         let Some(range) = sync.ranges.front_mut() else {

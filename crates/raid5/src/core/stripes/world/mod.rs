@@ -203,7 +203,8 @@ impl World {
         let mut rng = Rng::with_seed(seed);
         let count = rng.u32(3..=5);
         let chunk = *rng.choice(&[8, 8, 16]).expect("one of them");
-        let stripes = rng.u64(2..=5).next_multiple_of(u64::from(chunk) / 8);
+        let most = if rng.bool() { 5 } else { 12 };
+        let stripes = rng.u64(2..=most).next_multiple_of(u64::from(chunk) / 8);
         let layout = *rng.choice(&Layout::ALL).expect("one of them");
         let geometry = Geometry::new(count, chunk, layout, stripes * STRIPE_SECTORS);
         let geometry = geometry.expect("a geometry");
@@ -322,6 +323,9 @@ impl World {
             if self.rng.u32(..64) == 0 {
                 self.do_rare();
             }
+            if self.rng.u32(..24) == 0 {
+                self.sync_rarely();
+            }
             let in_flight = self.asked.iter().flatten().count();
             let asks = left > 0 && in_flight < IN_FLIGHT;
             if asks && self.rng.u32(..4) == 0 {
@@ -344,10 +348,9 @@ impl World {
     /// A queue is closed or opened, memory is given back, or the number of stripes changes.
     fn do_rare(&mut self) {
         let queue = self.rng.usize(..self.queues.len());
-        let mail = match self.rng.u32(..8) {
-            0..4 => return self.sync_rarely(queue),
-            4 => self.common.give_way().1,
-            5 => {
+        let mail = match self.rng.u32(..4) {
+            0 => self.common.give_way().1,
+            1 => {
                 let sets = self.rng.usize(1..=3);
                 self.common.set_stripes(sets).expect("memory")
             }

@@ -1,30 +1,16 @@
 //! Rebuilds, resyncs and checks of a run.
 
 use super::World;
-use crate::core::stripes::Action;
+use crate::core::stripes::{Action, QueueCore};
 
 impl World {
-    /// The action that has to be done, if none is under way.
-    fn wanted(&self) -> Option<Action> {
-        let now = self.common.membership();
-        let is_under_way = self.queues.iter().flatten().any(|q| q.sync.is_some());
-        if is_under_way || now.broken {
-            return None;
-        }
-        let resync = !now.unsynced_ranges().is_empty() && now.members.failed().is_none();
-        match now.members.incoming() {
-            Some(_) => Some(Action::Recover),
-            None => resync.then_some(Action::Resync),
-        }
-    }
-
     /// Nothing happens by itself any more: an action goes on or begins, if there is one to be done. False: there is none.
     pub(super) fn go_on_syncing(&mut self) -> bool {
         if let Some(at) = (0..self.queues.len()).find(|at| self.syncs(*at)) {
             self.queue(at).allow_stripes(u64::MAX);
             return true;
         }
-        let Some(action) = self.wanted() else {
+        let Some(action) = self.common.wanted() else {
             return false;
         };
         let queue = self.rng.usize(..self.queues.len());
@@ -43,25 +29,25 @@ impl World {
     }
 
     /// An action begins, goes on, is told to superblocks, or is stopped.
-    pub(super) fn sync_rarely(&mut self, queue: usize) {
+    pub(super) fn sync_rarely(&mut self) {
         self.note_ends();
-        if !self.syncs(queue) {
+        let under_way = (0..self.queues.len()).find(|at| self.syncs(*at));
+        let queue = under_way.unwrap_or_else(|| self.rng.usize(..self.queues.len()));
+        if under_way.is_none() {
             let checks = [Action::Check, Action::Repair];
             let check = *self.rng.choice(&checks).expect("one of them");
-            let under_way = (0..self.queues.len()).any(|at| self.syncs(at));
-            let action = self.wanted().or((!under_way).then_some(check));
-            if let Some(action) = action {
-                self.open(queue);
-                // A check isn't possible without a member.
-                let _ = self.queue(queue).start_sync(action);
-                self.collect(queue);
-            }
-            return;
+            let action = self.common.wanted().unwrap_or(check);
+            self.open(queue);
+            // A check isn't possible without a member.
+            let _ = self.queue(queue).start_sync(action);
+            return self.collect(queue);
         }
         let most = self.rng.u64(1..4);
-        match self.rng.u32(..8) {
-            0..5 => self.queue(queue).allow_stripes(most),
-            5..7 => self.queue(queue).checkpoint(),
+        match self.rng.u32(..32) {
+            0..24 => {
+                self.queue(queue).allow_stripes(most);
+            }
+            24..31 => self.queue(queue).checkpoint(),
             _ => {
                 self.ways.syncs_stopped += 1;
                 self.queue(queue).stop_sync();
@@ -73,7 +59,7 @@ impl World {
     /// Looks at the actions that have ended.
     pub(super) fn note_ends(&mut self) {
         let ends = self.queues.iter_mut().flatten();
-        let ends: Vec<_> = ends.filter_map(|queue| queue.synced.take()).collect();
+        let ends: Vec<_> = ends.filter_map(QueueCore::take_synced).collect();
         for end in ends {
             let is_check = matches!(end.action, Action::Check | Action::Repair);
             if end.is_whole {

@@ -1,0 +1,144 @@
+//! [`SyncQueue`]: the queue that rebuilds a member or makes parity right, at the speed of [`Pace`].
+
+use super::Shared;
+use super::queue::QueueState;
+use crate::array::background::{SPEED_MAX_KIB, SPEED_MIN_KIB};
+use crate::array::pace::{Pace, Speeds};
+use crate::core::stripes::Synced;
+use pvblk_block::QueueContext;
+use pvblk_block::stacked::Due;
+use pvblk_sys::Poller;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Interval at which more stripes may begin.
+const SLICE: Duration = Duration::from_millis(20);
+/// Sleep after a queue couldn't be opened.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// See the module's documentation.
+#[derive(Default)]
+pub(super) struct SyncQueue {
+    /// None while there is nothing to be done.
+    queue: Option<QueueState>,
+    pace: Pace,
+    /// Stripes that the queue was last allowed to begin.
+    allowed: u64,
+    /// The queue's descriptor is in the poller.
+    in_poller: bool,
+    /// The time at which opening is tried again.
+    retry_at: Duration,
+}
+
+impl SyncQueue {
+    /// Does what is due; `now` counts from any moment.
+    pub fn work(&mut self, shared: &Arc<Shared>, now: Duration) {
+        self.pace.note_requests(now, shared.common.requests());
+        if let Some(queue) = &mut self.queue {
+            while queue.progress() {}
+        }
+        let is_under_way = |queue: &mut QueueState| queue.step(|core| core.sync_now()).is_some();
+        if !self.queue.as_mut().is_some_and(is_under_way) {
+            self.begin(shared, now);
+        }
+        let Some(queue) = &mut self.queue else { return };
+        let unused = queue.step(|core| core.allow_stripes(0));
+        self.pace.note_begun(self.allowed.saturating_sub(unused));
+        let speeds = Speeds {
+            min_kib: SPEED_MIN_KIB,
+            max_kib: SPEED_MAX_KIB,
+        };
+        self.allowed = self.pace.stripes(now, speeds);
+        let most = self.allowed;
+        let sync = queue.step(|core| {
+            core.allow_stripes(most);
+            core.sync_now()
+        });
+        if let Some(sync) = sync
+            && self.pace.is_checkpoint_due(now, &sync)
+        {
+            queue.step(|core| core.checkpoint());
+        }
+        if let Some(synced) = queue.step(|core| core.take_synced()) {
+            tell(shared, &synced);
+        }
+        if let Some(queue) = self.queue.take_if(|queue| queue.is_idle()) {
+            queue.close();
+        }
+    }
+
+    /// Begins the action that has to be done, if there is one.
+    fn begin(&mut self, shared: &Arc<Shared>, now: Duration) {
+        let Some(action) = shared.common.wanted() else {
+            return;
+        };
+        if self.queue.is_none() {
+            if now < self.retry_at {
+                return;
+            }
+            match QueueState::open(shared, &QueueContext::new(64)) {
+                Ok(queue) => (self.queue, self.in_poller) = (Some(queue), false),
+                Err(error) => {
+                    tracing::warn!("{}: {action}: {error}", shared.name);
+                    self.retry_at = now + RETRY;
+                    return;
+                }
+            }
+        }
+        let Some(queue) = &mut self.queue else { return };
+        match queue.step(|core| core.start_sync(action)) {
+            Ok(()) => {
+                tracing::info!("{}: {action} begins", shared.name);
+                self.pace.begin(now);
+                self.allowed = 0;
+            }
+            Err(error) => tracing::warn!("{}: {error}", shared.name),
+        }
+    }
+
+    /// The longest sleep; `None`: for ever.
+    pub fn nap(&self) -> Option<Duration> {
+        self.queue.as_ref().map(|_| SLICE)
+    }
+
+    pub fn arm(&mut self, poller: &Poller) -> io::Result<Due> {
+        let Some(queue) = &mut self.queue else {
+            return Ok(Due::Never);
+        };
+        if !self.in_poller {
+            poller.add(queue.wait_fd(), 1, false)?;
+            self.in_poller = true;
+        }
+        Ok(queue.arm().into())
+    }
+
+    pub fn woken(&mut self) {
+        if let Some(queue) = &mut self.queue {
+            queue.woken();
+        }
+    }
+
+    /// Stops the action; its queue has to be finished.
+    pub fn stop(&mut self) -> Option<QueueState> {
+        let mut queue = self.queue.take()?;
+        queue.step(|core| core.stop_sync());
+        Some(queue)
+    }
+}
+
+/// An action has ended.
+fn tell(shared: &Shared, synced: &Synced) {
+    let Synced {
+        action,
+        done_sectors,
+        ..
+    } = synced;
+    match synced.is_whole {
+        true => tracing::info!("{}: {action} is done", shared.name),
+        false => tracing::warn!(
+            "{}: {action} ended early, after {done_sectors} sectors of each member",
+            shared.name
+        ),
+    }
+}
