@@ -19,7 +19,7 @@ pub use super::core::Counts as WriteCounts;
 pub use away::ReAdded;
 pub use background::BackgroundWork;
 pub use manage::{ArrayMember, ArrayState, ArraySync, MemberState, Recovered, SyncAction};
-pub use stripes::{StripeArray, StripeBackground};
+pub use stripes::{StripeArray, StripeBackground, SyncEnd};
 
 use super::Geometry;
 use super::assemble::{Assembly, Incoming, Member};

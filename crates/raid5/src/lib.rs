@@ -48,7 +48,8 @@ pub use self::core::WritePath;
 pub use array::ask;
 pub use array::{
     ArrayMember, ArrayOptions, ArrayState, ArraySync, BackgroundWork, MemberNames, MemberState,
-    Raid5, ReAdded, Recovered, SpecParts, StripeArray, StripeBackground, SyncAction, WriteCounts,
+    Raid5, ReAdded, Recovered, SpecParts, StripeArray, StripeBackground, SyncAction, SyncEnd,
+    WriteCounts,
 };
 pub use assemble::{
     Absent, AssembleOptions, Assembly, Candidate, Incoming, Member, Selection, assemble,

@@ -15,8 +15,10 @@ mod sync;
 
 pub use background::StripeBackground;
 
+use super::manage::SyncAction;
 use super::{ArrayOptions, WritePath, check_stripes, limits_of, name_of, write_clean};
 use crate::blocking::sleepy;
+pub use crate::core::stripes::SyncEnd;
 use crate::core::stripes::{Common, Errand, Mail};
 use crate::words::Owner;
 use crate::{Assembly, Geometry, Policy, STRIPE_SECTORS};
@@ -151,6 +153,29 @@ impl StripeArray {
     /// The place without a member.
     pub fn failed(&self) -> Option<usize> {
         self.shared.common.missing()
+    }
+
+    /// Checks or repairs parity of all stripes, as soon as no rebuild or resync is under way. [`StripeArray::synced`] has its end.
+    pub fn sync(&self, action: SyncAction) -> Result<(), Error> {
+        if !matches!(action, SyncAction::Check | SyncAction::Repair) {
+            return Err(Error::config(format!("{action}: it begins by itself")));
+        }
+        if self.failed().is_some() {
+            return Err(Error::config(format!(
+                "{action}: a member is missing, so there is no parity to compare"
+            )));
+        }
+        self.shared.orders.sync(action);
+        Ok(())
+    }
+
+    /// The end of the last rebuild, resync or check.
+    pub fn synced(&self) -> Option<SyncEnd> {
+        self.shared.orders.synced()
+    }
+
+    pub fn geometry(&self) -> Geometry {
+        self.shared.geometry
     }
 
     /// The place that a device is rebuilt for.

@@ -9,11 +9,19 @@ pub fn prepared(
     members: Vec<(String, Arc<dyn BlockDevice>)>,
     new: Option<&CreateOptions>,
 ) -> Assembly {
+    prepared_with(members, new, &AssembleOptions::default())
+}
+
+/// The same, assembled so.
+pub fn prepared_with(
+    members: Vec<(String, Arc<dyn BlockDevice>)>,
+    new: Option<&CreateOptions>,
+    assembling: &AssembleOptions,
+) -> Assembly {
     if let Some(how) = new {
         create(members.clone(), how, &mut sleepy()).unwrap();
     }
-    let assembling = AssembleOptions::default();
-    let mut assembly = assemble(members, &assembling, &mut sleepy()).unwrap();
-    prepare(&mut assembly, &assembling, &mut |_, _| {}, &mut sleepy()).unwrap();
+    let mut assembly = assemble(members, assembling, &mut sleepy()).unwrap();
+    prepare(&mut assembly, assembling, &mut |_, _| {}, &mut sleepy()).unwrap();
     assembly
 }

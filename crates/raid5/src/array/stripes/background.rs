@@ -4,7 +4,8 @@ use super::queue::QueueState;
 use super::sync::SyncQueue;
 use super::{Shared, StripeArray};
 use crate::blocking::sleepy;
-use crate::core::stripes::{Errand, Mail};
+use crate::core::Action;
+use crate::core::stripes::{Errand, Mail, SyncEnd};
 use crate::identity::now_secs;
 use crate::words::Owner;
 use crate::write_superblocks;
@@ -33,6 +34,10 @@ struct Wanted {
 pub(super) struct Orders {
     wait: Arc<WaitEntry>,
     superblocks: Mutex<Vec<Wanted>>,
+    /// A user wants it.
+    action: Mutex<Option<Action>>,
+    /// The end of the last action.
+    synced: Mutex<Option<SyncEnd>>,
     /// Queues that were closed with work.
     queues: Mutex<Vec<QueueState>>,
 }
@@ -43,6 +48,8 @@ impl Orders {
         Ok(Orders {
             wait: Arc::new(wait),
             superblocks: Mutex::default(),
+            action: Mutex::default(),
+            synced: Mutex::default(),
             queues: Mutex::default(),
         })
     }
@@ -55,6 +62,25 @@ impl Orders {
     pub fn write_superblocks(&self, by: Owner, errand: Errand) {
         self.superblocks.lock().push(Wanted { by, errand });
         self.wait.wake();
+    }
+
+    /// An action is to begin when none is under way.
+    pub fn sync(&self, action: Action) {
+        *self.synced.lock() = None;
+        *self.action.lock() = Some(action);
+        self.wait.wake();
+    }
+
+    pub fn take_action(&self) -> Option<Action> {
+        self.action.lock().take()
+    }
+
+    pub fn set_synced(&self, synced: SyncEnd) {
+        *self.synced.lock() = Some(synced);
+    }
+
+    pub fn synced(&self) -> Option<SyncEnd> {
+        *self.synced.lock()
     }
 
     /// A queue was closed with work.

@@ -4,7 +4,7 @@ use super::Shared;
 use super::queue::QueueState;
 use crate::array::background::{SPEED_MAX_KIB, SPEED_MIN_KIB};
 use crate::array::pace::{Pace, Speeds};
-use crate::core::stripes::Synced;
+use crate::core::stripes::SyncEnd;
 use pvblk_block::QueueContext;
 use pvblk_block::stacked::Due;
 use pvblk_sys::Poller;
@@ -62,6 +62,7 @@ impl SyncQueue {
         }
         if let Some(synced) = queue.step(|core| core.take_synced()) {
             tell(shared, &synced);
+            shared.orders.set_synced(synced);
         }
         if let Some(queue) = self.queue.take_if(|queue| queue.is_idle()) {
             queue.close();
@@ -70,7 +71,8 @@ impl SyncQueue {
 
     /// Begins the action that has to be done, if there is one.
     fn begin(&mut self, shared: &Arc<Shared>, now: Duration) {
-        let Some(action) = shared.common.wanted() else {
+        let wanted = shared.common.wanted();
+        let Some(action) = wanted.or_else(|| shared.orders.take_action()) else {
             return;
         };
         if self.queue.is_none() {
@@ -128,8 +130,8 @@ impl SyncQueue {
 }
 
 /// An action has ended.
-fn tell(shared: &Shared, synced: &Synced) {
-    let Synced {
+fn tell(shared: &Shared, synced: &SyncEnd) {
+    let SyncEnd {
         action,
         done_sectors,
         ..

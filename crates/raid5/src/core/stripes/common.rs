@@ -18,7 +18,7 @@ use pvblk_block::{Error, Limits, SECTOR};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Parameters of an array.
 pub(super) struct Setup {
@@ -252,6 +252,8 @@ pub struct Common {
     synced: Unsynced,
     /// Slots that failed some I/O, as a mask.
     failed: AtomicU64,
+    /// An action is under way.
+    syncs: AtomicBool,
     /// Open queues, which are told when words go on, and the number of requests that each has taken.
     queues: Mutex<Vec<(Owner, Arc<Taken>)>>,
 }
@@ -311,6 +313,7 @@ impl Common {
             })),
             synced: Unsynced::default(),
             failed: AtomicU64::new(0),
+            syncs: AtomicBool::new(false),
             queues: Mutex::new(Vec::new()),
         }))
     }
@@ -366,6 +369,15 @@ impl Common {
 
     pub fn remove_queue(&self, queue: Owner) {
         self.queues.lock().retain(|(other, _)| *other != queue);
+    }
+
+    /// An action begins; false if one is under way.
+    pub(super) fn begin_sync(&self) -> bool {
+        !self.syncs.swap(true, Ordering::AcqRel)
+    }
+
+    pub(super) fn end_sync(&self) {
+        self.syncs.store(false, Ordering::Release);
     }
 
     /// Requests that the open queues have taken.

@@ -41,7 +41,7 @@ mod world;
 
 pub use common::Common;
 pub use queue::{Errand, Mail, QueueCore};
-pub use sync::Synced;
+pub use sync::SyncEnd;
 
 use super::Shared;
 use super::plan::{Record, bit};

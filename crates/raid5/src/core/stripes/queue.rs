@@ -7,7 +7,7 @@ use super::kick::Kick;
 use super::log::Unit;
 use super::record::Stripe;
 use super::request::{Active, Direct, HeldFlush, Span};
-use super::sync::{Sync, Synced};
+use super::sync::{Sync, SyncEnd};
 use super::{MemberIo, Shared, Work};
 use crate::words::{
     Answer, Claimed, LogBlocks, LogToken, OwnPlaces, Owner, Parked, Place, Reserve, Seen,
@@ -108,7 +108,7 @@ pub struct QueueCore {
     pub(super) kick: Option<Kick>,
     pub(super) sync: Option<Sync>,
     /// The end of the last action of this queue.
-    pub(super) synced: Option<Synced>,
+    pub(super) synced: Option<SyncEnd>,
     pub(super) todo: VecDeque<Mail>,
     /// I/O to start.
     pub ios: Vec<MemberIo>,

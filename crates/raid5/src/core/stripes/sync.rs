@@ -61,7 +61,7 @@ enum Phase {
 
 /// The end of an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Synced {
+pub struct SyncEnd {
     pub action: Action,
     /// It came to its end: all stripes are done.
     pub is_whole: bool,
@@ -98,9 +98,6 @@ impl QueueCore {
     pub fn start_sync(&mut self, action: Action) -> Result<(), Error> {
         self.look();
         let error = |text: &str| Err(Error::config(format!("{action}: {text}")));
-        if self.sync.is_some() {
-            return error("another action is under way; wait for its end, or stop it");
-        }
         if self.now.broken {
             return error("the array has failed");
         }
@@ -115,6 +112,9 @@ impl QueueCore {
             }
             (Action::Check | Action::Repair, _) => [0..all].into(),
         };
+        if !self.common.begin_sync() {
+            return error("another action is under way; wait for its end, or stop it");
+        }
         let left: u64 = ranges.iter().map(|range| range.end - range.start).sum();
         let done = if action == Action::Recover {
             all - left
@@ -158,7 +158,7 @@ impl QueueCore {
     }
 
     /// The end of the last action, if it wasn't taken yet.
-    pub fn take_synced(&mut self) -> Option<Synced> {
+    pub fn take_synced(&mut self) -> Option<SyncEnd> {
         self.synced.take()
     }
 
@@ -320,6 +320,9 @@ impl QueueCore {
         if self.now.broken || !is_possible {
             return self.stop_sync();
         }
+        if sync.action != Action::Recover {
+            sync.progress = Arc::clone(&self.now.progress);
+        }
         self.end_sync();
     }
 
@@ -356,12 +359,13 @@ impl QueueCore {
             mismatch_sectors,
             ..
         } = sync.now();
-        self.synced = Some(Synced {
+        self.synced = Some(SyncEnd {
             action,
             is_whole: !sync.stopped,
             done_sectors,
             mismatch_sectors,
         });
         self.sync = None;
+        self.common.end_sync();
     }
 }
