@@ -23,6 +23,7 @@ mod superblocks;
 
 pub(super) use disks::{At, Disks};
 pub(super) use superblocks::any_bitmap_header;
+pub(super) use superblocks::write_progress;
 pub use superblocks::write_superblocks;
 
 use super::assemble::{AssembleOptions, Assembly};

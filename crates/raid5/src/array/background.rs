@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// Interval at which the bitmap is swept: md's `daemon_sleep`.
 const SWEEP: Duration = Duration::from_secs(5);
 /// Interval at which counts of read errors are halved.
-const FORGIVE: Duration = Duration::from_hours(1);
+pub(super) const FORGIVE: Duration = Duration::from_hours(1);
 /// Longest sleep.
 const NAP: Duration = Duration::from_millis(200);
 /// The same while something is under way.

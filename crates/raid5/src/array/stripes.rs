@@ -211,9 +211,11 @@ impl StripeArray {
         if let Some((_, stripes)) = recovered {
             disk.apply(Errand::Recovered(stripes));
         }
-        if let Some(range) = unsynced.front() {
-            disk.apply(Errand::Resynced(range.start));
-        }
+        let first = unsynced
+            .front()
+            .map_or(u64::MAX / STRIPE_SECTORS, |r| r.start);
+        disk.apply(Errand::Resynced(first));
+        disk.set_corrected(|slot| common.corrected(slot));
         write_clean(&mut disk.assembly, &mut sleepy())
     }
 }

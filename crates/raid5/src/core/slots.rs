@@ -218,4 +218,4 @@ impl Core {
 }
 
 /// Blocks of a device that may be calculated before it is kicked: md's `max_corrected_read_errors`.
-const MOST_READ_ERRORS: u32 = 20;
+pub(super) const MOST_READ_ERRORS: u32 = 20;

@@ -52,6 +52,38 @@ pub fn write_superblocks(
     Ok(())
 }
 
+/// Writes superblocks that say how far a rebuild or a resync is, one event later, dirty. Returns the devices that failed that: they stay members,
+/// one event behind, which counts as up to date.
+pub(in super::super) fn write_progress(
+    assembly: &mut Assembly,
+    now_secs: u64,
+    idle: &mut Idle<'_>,
+) -> Result<Vec<At>, Error> {
+    let mut disks = Disks::open(assembly)?;
+    let all = At::all(assembly);
+    let events = assembly.events() + 1;
+    renew(assembly, &all, false, events, now_secs);
+    let mut failed = Vec::new();
+    for at in all {
+        let written = each(&[at], &mut disks, |at, disk| match at.of(assembly) {
+            Some(member) => write_one(&member.superblock, disk, idle),
+            None => Ok(()),
+        });
+        match written {
+            Ok(()) => {}
+            Err(Failure {
+                at: Some(at),
+                error,
+            }) => {
+                tracing::warn!("raid5: superblock of {at:?}: {error}");
+                failed.push(at);
+            }
+            Err(Failure { at: None, error }) => return Err(error),
+        }
+    }
+    Ok(failed)
+}
+
 /// True if the superblocks have different events.
 pub(super) fn differ(assembly: &Assembly) -> bool {
     let newest = assembly.events();
@@ -77,12 +109,21 @@ fn write_all(
     if clean {
         each(&all, disks, |_, disk| disk.flush(idle))?;
     }
-    let (roles, _) = roles(assembly);
     if let Policy::Bitmap { .. } = assembly.policy() {
         write_bitmap(assembly, disks, clean, events, idle)?;
     }
+    renew(assembly, &all, clean, events, now_secs);
+    each(&all, disks, |at, disk| match at.of(assembly) {
+        Some(member) => write_one(&member.superblock, disk, idle),
+        None => Ok(()),
+    })
+}
+
+/// The superblocks of these devices become those that are to be written.
+fn renew(assembly: &mut Assembly, all: &[At], clean: bool, events: u64, now_secs: u64) {
+    let (roles, _) = roles(assembly);
     let offset = resync_offset(assembly, clean);
-    for &at in &all {
+    for &at in all {
         settle_features(assembly, at);
         let Some(member) = at.of_mut(assembly) else {
             continue;
@@ -93,10 +134,6 @@ fn write_all(
         sb.resync_offset_sectors = offset;
         sb.set_roles(roles.clone());
     }
-    each(&all, disks, |at, disk| match at.of(assembly) {
-        Some(member) => write_one(&member.superblock, disk, idle),
-        None => Ok(()),
-    })
 }
 
 /// Writes a superblock as it is.

@@ -1,14 +1,15 @@
 //! [`StripeBackground`]: work that blocks on members, and that of queues which were closed with work.
 
+use super::super::background::FORGIVE;
 use super::queue::QueueState;
 use super::sync::SyncQueue;
 use super::{Shared, StripeArray};
-use crate::blocking::sleepy;
+
 use crate::core::Action;
 use crate::core::stripes::{Errand, Mail, SyncEnd};
-use crate::identity::now_secs;
+
 use crate::words::Owner;
-use crate::write_superblocks;
+
 use parking_lot::Mutex;
 use pvblk_block::Error;
 use pvblk_block::stacked::{Background, Due, WaitEntry};
@@ -38,8 +39,8 @@ pub(super) struct Orders {
     action: Mutex<Option<Action>>,
     /// The end of the last action.
     synced: Mutex<Option<SyncEnd>>,
-    /// Queues that were closed with work.
-    queues: Mutex<Vec<QueueState>>,
+    /// Queues that were closed with work; `None`: nobody finishes them any more.
+    queues: Mutex<Option<Vec<QueueState>>>,
 }
 
 impl Orders {
@@ -50,7 +51,7 @@ impl Orders {
             superblocks: Mutex::default(),
             action: Mutex::default(),
             synced: Mutex::default(),
-            queues: Mutex::default(),
+            queues: Mutex::new(Some(Vec::new())),
         })
     }
 
@@ -71,8 +72,14 @@ impl Orders {
         self.wait.wake();
     }
 
-    pub fn take_action(&self) -> Option<Action> {
-        self.action.lock().take()
+    /// The action that a user wants.
+    pub fn action(&self) -> Option<Action> {
+        *self.action.lock()
+    }
+
+    /// It was begun, or can't be.
+    pub fn action_is_taken(&self) {
+        *self.action.lock() = None;
     }
 
     pub fn set_synced(&self, synced: SyncEnd) {
@@ -85,18 +92,36 @@ impl Orders {
 
     /// A queue was closed with work.
     pub fn finish(&self, queue: QueueState) {
-        self.queues.lock().push(queue);
+        self.put_back(queue);
         self.wait.wake();
+    }
+
+    fn take_queues(&self) -> Vec<QueueState> {
+        self.queues
+            .lock()
+            .as_mut()
+            .map(std::mem::take)
+            .unwrap_or_default()
+    }
+
+    /// A queue isn't finished yet.
+    fn put_back(&self, queue: QueueState) {
+        if let Some(queues) = &mut *self.queues.lock() {
+            queues.push(queue);
+        }
     }
 
     /// Nobody finishes the queues that are left.
     pub fn abandon(&self) {
-        let queues = std::mem::take(&mut *self.queues.lock());
+        let queues = self.queues.lock().take();
         drop(queues);
     }
 
     pub fn has_queues(&self) -> bool {
-        !self.queues.lock().is_empty()
+        self.queues
+            .lock()
+            .as_ref()
+            .is_some_and(|queues| !queues.is_empty())
     }
 }
 
@@ -104,6 +129,7 @@ impl Orders {
 pub struct StripeBackground {
     shared: Arc<Shared>,
     begin: Instant,
+    forgive_at: Duration,
     sync: SyncQueue,
     /// The array is being closed: no action is begun.
     is_last: bool,
@@ -114,6 +140,7 @@ impl StripeBackground {
         StripeBackground {
             shared: Arc::clone(&array.shared),
             begin: Instant::now(),
+            forgive_at: FORGIVE,
             sync: SyncQueue::default(),
             is_last: false,
         }
@@ -137,15 +164,22 @@ impl StripeBackground {
             };
             self.shared.post(&mut vec![(by, answer)]);
         }
-        let mut queues = std::mem::take(&mut *self.shared.orders.queues.lock());
+        let mut queues = self.shared.orders.take_queues();
         let over = queues.extract_if(.., |queue| {
             queue.progress();
             queue.is_idle()
         });
         over.for_each(QueueState::close);
-        self.shared.orders.queues.lock().append(&mut queues);
+        queues
+            .into_iter()
+            .for_each(|queue| self.shared.orders.put_back(queue));
+        let now = self.begin.elapsed();
+        if now >= self.forgive_at {
+            self.forgive_at = now + FORGIVE;
+            self.shared.common.forgive_read_errors();
+        }
         if !self.is_last {
-            self.sync.work(&self.shared, self.begin.elapsed());
+            self.sync.work(&self.shared, now);
         }
     }
 
@@ -153,11 +187,11 @@ impl StripeBackground {
     fn write_superblocks(&self, errand: Errand) -> u64 {
         let mut disk = self.shared.disk.lock();
         disk.apply(errand);
+        disk.set_corrected(|slot| self.shared.common.corrected(slot));
         let before = disk.live();
         for _ in 0..TRIES {
-            let assembly = &mut disk.assembly;
-            match write_superblocks(assembly, false, now_secs(), &mut sleepy()) {
-                Ok(()) => return before & !disk.live(),
+            match disk.write(errand) {
+                Ok(failed) => return failed,
                 Err(error) => tracing::error!("{}: superblocks: {error}", self.shared.name),
             }
             std::thread::sleep(PAUSE);
@@ -188,6 +222,10 @@ impl Background for StripeBackground {
 
 impl Drop for StripeBackground {
     fn drop(&mut self) {
+        // Nobody steps a core that has panicked.
+        if std::thread::panicking() {
+            return;
+        }
         if let Some(queue) = self.sync.stop() {
             self.shared.orders.finish(queue);
         }

@@ -1,7 +1,11 @@
 //! [`OnDisk`]: members and their superblocks, as on disk.
 
+use crate::blocking::sleepy;
 use crate::core::stripes::Errand;
-use crate::{Assembly, STRIPE_SECTORS};
+use crate::identity::now_secs;
+use crate::repair::{At, write_progress};
+use crate::{Assembly, STRIPE_SECTORS, write_superblocks};
+use pvblk_block::Error;
 use std::ops::Range;
 
 /// See the module's documentation.
@@ -34,6 +38,49 @@ impl OnDisk {
             .fold(0, |mask, slot| mask | 1 << slot)
     }
 
+    /// Without a member there is no parity that could be made right.
+    fn settle(&mut self) {
+        if self.assembly.failed().is_some() {
+            self.assembly.unsynced.clear();
+        }
+    }
+
+    /// The slot of a device.
+    fn slot(&self, at: At) -> usize {
+        match at {
+            At::Member(place) => self.slots[place],
+            At::Incoming => self.incoming,
+        }
+    }
+
+    /// Counts of blocks that were calculated, by slot, which superblocks have.
+    pub fn set_corrected(&mut self, corrected: impl Fn(usize) -> u32) {
+        for at in At::all(&self.assembly) {
+            let slot = self.slot(at);
+            if let Some(member) = at.of_mut(&mut self.assembly) {
+                member.superblock.corrected_reads = corrected(slot);
+            }
+        }
+    }
+
+    /// Writes superblocks for an errand that was applied; returns the slots (a mask) that failed that. Others' superblocks leave them out if the
+    /// errand is a name.
+    pub fn write(&mut self, errand: Errand) -> Result<u64, Error> {
+        let before = self.live();
+        match errand {
+            Errand::Name { .. } => {
+                write_superblocks(&mut self.assembly, false, now_secs(), &mut sleepy())?;
+                self.settle();
+                Ok(before & !self.live())
+            }
+            Errand::Recovered(_) | Errand::Resynced(_) => {
+                let failed = write_progress(&mut self.assembly, now_secs(), &mut sleepy())?;
+                let failed = failed.into_iter().map(|at| self.slot(at));
+                Ok(failed.fold(0, |mask, slot| mask | 1 << slot))
+            }
+        }
+    }
+
     /// The next superblocks say this.
     pub fn apply(&mut self, errand: Errand) {
         let assembly = &mut self.assembly;
@@ -43,6 +90,8 @@ impl OnDisk {
                 for (member, slot) in assembly.members.iter_mut().zip(&self.slots) {
                     member.take_if(|_| has_failed(*slot));
                 }
+                self.settle();
+                let assembly = &mut self.assembly;
                 assembly.incoming.take_if(|_| has_failed(self.incoming));
                 if let Some(incoming) = assembly.incoming.take_if(|_| takes_over) {
                     self.slots[incoming.place] = self.incoming;

@@ -27,8 +27,8 @@ pub(super) struct SyncQueue {
     allowed: u64,
     /// The queue's descriptor is in the poller.
     in_poller: bool,
-    /// The time at which opening is tried again.
-    retry_at: Duration,
+    /// A queue couldn't be opened; the time at which that is tried again.
+    retry_at: Option<Duration>,
 }
 
 impl SyncQueue {
@@ -72,36 +72,50 @@ impl SyncQueue {
     /// Begins the action that has to be done, if there is one.
     fn begin(&mut self, shared: &Arc<Shared>, now: Duration) {
         let wanted = shared.common.wanted();
-        let Some(action) = wanted.or_else(|| shared.orders.take_action()) else {
+        let Some(action) = wanted.or_else(|| shared.orders.action()) else {
             return;
         };
         if self.queue.is_none() {
-            if now < self.retry_at {
+            if self.retry_at.is_some_and(|at| now < at) {
                 return;
             }
+            self.retry_at = None;
             match QueueState::open(shared, &QueueContext::new(64)) {
                 Ok(queue) => (self.queue, self.in_poller) = (Some(queue), false),
                 Err(error) => {
                     tracing::warn!("{}: {action}: {error}", shared.name);
-                    self.retry_at = now + RETRY;
+                    self.retry_at = Some(now + RETRY);
                     return;
                 }
             }
         }
         let Some(queue) = &mut self.queue else { return };
-        match queue.step(|core| core.start_sync(action)) {
+        let started = queue.step(|core| core.start_sync(action));
+        if wanted.is_none() {
+            shared.orders.action_is_taken();
+        }
+        match started {
             Ok(()) => {
                 tracing::info!("{}: {action} begins", shared.name);
                 self.pace.begin(now);
                 self.allowed = 0;
             }
-            Err(error) => tracing::warn!("{}: {error}", shared.name),
+            Err(error) => {
+                tracing::warn!("{}: {error}", shared.name);
+                shared.orders.set_synced(SyncEnd {
+                    action,
+                    is_whole: false,
+                    done_sectors: 0,
+                    mismatch_sectors: 0,
+                });
+            }
         }
     }
 
     /// The longest sleep; `None`: for ever.
     pub fn nap(&self) -> Option<Duration> {
-        self.queue.as_ref().map(|_| SLICE)
+        let retries = self.retry_at.is_some().then_some(RETRY);
+        self.queue.as_ref().map(|_| SLICE).or(retries)
     }
 
     pub fn arm(&mut self, poller: &Poller) -> io::Result<Due> {

@@ -2,14 +2,14 @@
 
 use super::io::Purpose;
 use super::queue::{Mail, QueueCore};
-use super::record::{Batch, Kind, Stripe};
+use super::record::{Batch, Kind, Stripe, Waiting};
 use super::{Action, Data, Work, bit};
+use crate::core::plan::Plan;
 use crate::core::work::borrowed;
 use crate::head_pages::bits;
 use crate::words;
 use crate::words::{
     Claimed, Closed, Errands, Leaves, LogEntry, Looked, Open, Parked, Part, Partial, Seen, Token,
-    Waiting,
 };
 use pvblk_block::{Op, RequestFlags};
 
@@ -17,7 +17,8 @@ use pvblk_block::{Op, RequestFlags};
 pub enum Flying {
     Reading {
         token: Token<Open, Stripe>,
-        /// Parts that its plan is for.
+        plan: Plan,
+        /// Parts that the plan is for.
         parts: usize,
         /// Parts that have joined had their reads.
         again: bool,
@@ -32,7 +33,7 @@ pub enum Flying {
     },
 }
 
-/// I/O of a batch that hasn't ended, and the slots that failed some of it.
+/// I/O of a batch that hasn't ended, and a mask of failures: of roles if it reads, and of slots if it writes.
 #[derive(Clone, Copy)]
 pub struct Ios {
     left: usize,
@@ -41,7 +42,7 @@ pub struct Ios {
 
 /// A batch that is written, except to members that failed: it is acknowledged when superblocks name them.
 pub struct Unnamed {
-    token: Token<Waiting, Stripe>,
+    token: Token<words::Waiting, Stripe>,
     failed: u64,
 }
 
@@ -157,10 +158,7 @@ impl QueueCore {
         let record = token.record_mut();
         let view = self.common.view(&self.now, &record.seen);
         let parts = record.waiting.len();
-        let plan = match record.kind() {
-            Kind::Sync(action) => record.plan_sync(&view, action),
-            Kind::Read | Kind::Write => Some(record.plan(&view, parts)),
-        };
+        let plan = record.next_plan(&view, parts);
         let Some(plan) = plan.filter(|plan| plan.reads != 0) else {
             return self.close_batch(token, parts);
         };
@@ -175,6 +173,7 @@ impl QueueCore {
         };
         let flying = self.flying.insert(Flying::Reading {
             token,
+            plan,
             parts,
             again,
             ios,
@@ -186,55 +185,73 @@ impl QueueCore {
                 Op::Read,
                 false,
             );
-            let purpose = Purpose::Block { flying, role };
+            let purpose = Purpose::Read { flying, role };
             self.start(purpose, io, sector, Data::of(pages.buffer(role)));
         }
     }
 
-    /// A block was read or written.
-    pub(super) fn block_ended(&mut self, flying: usize, role: usize, slot: usize, ok: bool) {
-        let (Flying::Reading { ios, .. } | Flying::Writing { ios, .. }) = &mut self.flying[flying]
-        else {
-            debug_assert!(false, "I/O of a batch that has none");
+    pub(super) fn block_read(&mut self, flying: usize, role: usize, ok: bool) {
+        let Flying::Reading { token, ios, .. } = &mut self.flying[flying] else {
+            debug_assert!(false, "a read of a batch that has none");
+            return;
+        };
+        ios.left -= 1;
+        match ok {
+            true => token.record_mut().known.valid |= bit(role),
+            false => ios.failed |= bit(role),
+        }
+        if ios.left > 0 {
+            return;
+        }
+        if let Flying::Reading {
+            token,
+            plan,
+            parts,
+            again,
+            ios,
+        } = self.flying.remove(flying)
+        {
+            self.blocks_read(token, plan, (parts, again), ios.failed);
+        }
+    }
+
+    pub(super) fn block_written(&mut self, flying: usize, slot: usize, ok: bool) {
+        let Flying::Writing { ios, .. } = &mut self.flying[flying] else {
+            debug_assert!(false, "a write of a batch that has none");
             return;
         };
         ios.left -= 1;
         ios.failed |= if ok { 0 } else { bit(slot) };
-        let is_over = ios.left == 0;
-        if let Flying::Reading { token, .. } = &mut self.flying[flying]
-            && ok
-        {
-            token.record_mut().known.valid |= bit(role);
-        }
-        if !is_over {
+        if ios.left > 0 {
             return;
         }
-        match self.flying.remove(flying) {
-            Flying::Reading {
-                token,
-                parts,
-                again,
-                ios,
-            } => self.blocks_read(token, parts, again, ios.failed),
-            Flying::Writing { token, logged, ios } => self.written(token, logged, ios.failed),
-            Flying::Calculating(_) => {}
+        if let Flying::Writing { token, logged, ios } = self.flying.remove(flying) {
+            self.written(token, logged, ios.failed);
         }
     }
 
+    /// All reads of a plan have ended; those of these roles (a mask) failed.
     fn blocks_read(
         &mut self,
         mut token: Token<Open, Stripe>,
-        parts: usize,
-        again: bool,
+        plan: Plan,
+        (parts, again): (usize, bool),
         failed: u64,
     ) {
-        for slot in bits(failed) {
-            self.member_failed(slot);
+        let slots = bits(failed).filter_map(|role| self.now.members.reads(role));
+        for slot in slots.collect::<Vec<_>>() {
+            if !self.common.note_read_error(slot) {
+                self.common.note_failure(slot);
+                self.member_failed(slot);
+            }
         }
-        if failed != 0 || matches!(self.look(), Seen::Stopped(_)) {
+        if matches!(self.look(), Seen::Stopped(_)) {
             return self.park(token);
         }
-        if again || matches!(token.record().kind(), Kind::Sync(_)) {
+        if failed != 0 {
+            return self.unreadable(token, plan, parts, failed);
+        }
+        if again || !matches!(token.record().kind(), Kind::Read | Kind::Write) {
             return self.close_batch(token, parts);
         }
         self.take_arrivals(&mut token);
@@ -244,14 +261,70 @@ impl QueueCore {
         self.read_blocks(token, true);
     }
 
+    /// Members are there that couldn't read their blocks: one is calculated and written, if all others can be read.
+    fn unreadable(
+        &mut self,
+        mut token: Token<Open, Stripe>,
+        plan: Plan,
+        parts: usize,
+        failed: u64,
+    ) {
+        let record = token.record_mut();
+        let view = self.common.view(&self.now, &record.seen);
+        let is_one = failed.count_ones() == 1 && record.known.bad == 0;
+        let role = failed.trailing_zeros() as usize;
+        if !is_one || !view.can_fix(&record.known, &plan, role) {
+            return self.lose_blocks(token, plan, parts);
+        }
+        record.known.bad = bit(role);
+        match self.now.dirty {
+            true => self.read_blocks(token, false),
+            false => {
+                self.park(token);
+                self.stop_words();
+            }
+        }
+    }
+
+    /// Two blocks of the stripe can't be read: those that need them fail.
+    fn lose_blocks(&mut self, token: Token<Open, Stripe>, plan: Plan, parts: usize) {
+        let mut token = self.close_word(token);
+        let record = token.record_mut();
+        let sector = self
+            .common
+            .geometry
+            .stripe_member_sector(record.known.stripe);
+        tracing::error!("raid5: sector {sector} of the members: two blocks can't be read");
+        let lost = match record.kind() {
+            // All wait for it.
+            Kind::Fix => record.fail_stripe(),
+            // A check passes over it.
+            Kind::Sync(action) => vec![record.sync_done(action != Action::Recover, false)],
+            Kind::Read | Kind::Write => {
+                let view = self.common.view(&self.now, &record.seen);
+                let pieces = record.taken(&view, &plan, parts);
+                record.done(pieces, false)
+            }
+        };
+        record.forget();
+        record.known.bad = 0;
+        let rebuilds = |waiting: &Waiting| waiting.part.is_rebuild();
+        if lost.iter().any(rebuilds) {
+            // Before the word is left: its next owner would count on the incoming device.
+            self.stop_rebuild(sector);
+        }
+        self.end_parts(lost);
+        self.leave(token);
+    }
+
     /// All that the first parts need was read.
     fn close_batch(&mut self, token: Token<Open, Stripe>, parts: usize) {
         let mut token = self.close_word(token);
         let record = token.record_mut();
         let view = self.common.view(&self.now, &record.seen);
         let ready = match record.kind() {
-            Kind::Sync(action) => record.plan_sync(&view, action).map(|p| (p, Vec::new())),
             Kind::Read | Kind::Write => Some(record.ready(&view, parts)),
+            Kind::Sync(_) | Kind::Fix => record.next_plan(&view, parts).map(|p| (p, Vec::new())),
         };
         let Some((plan, pieces)) = ready else {
             return self.end_batch(token, Vec::new(), true);
@@ -298,7 +371,7 @@ impl QueueCore {
             Kind::Read => false,
             Kind::Sync(Action::Check) => false,
             Kind::Sync(Action::Resync | Action::Repair) => work.mismatch,
-            Kind::Sync(Action::Recover) | Kind::Write => true,
+            Kind::Sync(Action::Recover) | Kind::Write | Kind::Fix => true,
         };
         let Some(batch) = &mut record.batch else {
             debug_assert!(false, "a calculation without a batch");
@@ -345,12 +418,12 @@ impl QueueCore {
             .into_iter()
             .map(|(role, slot)| {
                 if batch.calculation.hole && self.common.slots[slot].ability.zeroes {
-                    return (role, (slot, Op::WriteZeroes, fua), Data::Zeros);
+                    return ((slot, Op::WriteZeroes, fua), Data::Zeros);
                 }
                 let pieces = Some(&batch.pieces).filter(|_| batch.calculation.borrows);
                 let data = pieces.and_then(|pieces| borrowed(pieces, role));
                 let data = Data::of(data.or_else(|| pages.buffer(role)));
-                (role, (slot, Op::Write, fua), data)
+                ((slot, Op::Write, fua), data)
             })
             .collect();
         let ios = Ios {
@@ -361,8 +434,8 @@ impl QueueCore {
             return self.written(token, logged, 0);
         }
         let flying = self.flying.insert(Flying::Writing { token, logged, ios });
-        for (role, io, data) in writes {
-            self.start(Purpose::Block { flying, role }, io, sector, data);
+        for (io, data) in writes {
+            self.start(Purpose::Write { flying }, io, sector, data);
         }
     }
 
@@ -411,6 +484,13 @@ impl QueueCore {
         let batch = record.batch.take();
         let mismatch = batch.as_ref().is_some_and(|batch| batch.mismatch);
         let parts = match record.kind() {
+            Kind::Fix => {
+                if batch.is_some() && ok {
+                    self.common.note_fixed(&self.now, &record.known);
+                }
+                record.known.bad = 0;
+                Vec::new()
+            }
             Kind::Sync(_) => vec![record.sync_done(ok, mismatch)],
             Kind::Read | Kind::Write => record.done(pieces, ok),
         };

@@ -5,8 +5,8 @@ use super::record::{Part, Stripe};
 use crate::core::log::MOST_BYTES as MOST_LOG_BYTES;
 use crate::core::members::Incoming;
 use crate::core::members::Members;
-use crate::core::plan::{View, bit};
-use crate::core::slots::{Slot, Unsynced};
+use crate::core::plan::{Record, View, bit};
+use crate::core::slots::{MOST_READ_ERRORS, Slot, Unsynced};
 use crate::core::sync::Action;
 use crate::core::zero::Ability;
 use crate::words::{
@@ -18,7 +18,7 @@ use pvblk_block::{Error, Limits, SECTOR};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Parameters of an array.
 pub(super) struct Setup {
@@ -30,6 +30,8 @@ pub(super) struct Setup {
     pub(super) unsynced: Unsynced,
     /// Superblocks say that parity may be wrong.
     pub(super) dirty: bool,
+    /// Blocks of a device that may be calculated before it is kicked.
+    pub(super) most_read_errors: u32,
     /// Number of words. Stripes share them if there are more.
     pub(super) words: usize,
     /// Number of stripes that may have pages.
@@ -84,6 +86,7 @@ impl Setup {
             ),
             unsynced: Unsynced::default(),
             dirty: false,
+            most_read_errors: MOST_READ_ERRORS,
             words: stripes * WORDS,
             sets: stripes,
             queues: QUEUES,
@@ -229,6 +232,15 @@ impl Taken {
     }
 }
 
+/// Blocks that a device couldn't read.
+#[derive(Debug, Default)]
+struct ReadErrors {
+    /// Those that were calculated and written again, ever.
+    corrected: AtomicU32,
+    /// Not so long ago.
+    recent: AtomicU32,
+}
+
 /// See the module's documentation. Queues have an [`Arc`] of it.
 pub struct Common {
     pub(super) geometry: Geometry,
@@ -250,7 +262,10 @@ pub struct Common {
     membership: Mutex<Arc<Membership>>,
     /// No stripes: parity of all is right.
     synced: Unsynced,
-    /// Slots that failed some I/O, as a mask.
+    /// By slot.
+    read_errors: Box<[ReadErrors]>,
+    most_read_errors: u32,
+    /// Slots that failed some I/O other than reads, or too many reads, as a mask.
     failed: AtomicU64,
     /// An action is under way.
     syncs: AtomicBool,
@@ -289,6 +304,11 @@ impl Common {
             }
             _ => (None, Vec::new()),
         };
+        let read_errors = setup.slots.iter().map(|slot| ReadErrors {
+            corrected: slot.corrected.into(),
+            ..ReadErrors::default()
+        });
+        let read_errors = read_errors.collect();
         let memory = PageMemory::new(setup.geometry.members());
         let sets = memory.make(setup.sets)?;
         Ok(Arc::new(Common {
@@ -312,6 +332,8 @@ impl Common {
                 broken: false,
             })),
             synced: Unsynced::default(),
+            read_errors,
+            most_read_errors: setup.most_read_errors,
             failed: AtomicU64::new(0),
             syncs: AtomicBool::new(false),
             queues: Mutex::new(Vec::new()),
@@ -343,6 +365,43 @@ impl Common {
     /// A device failed I/O of a queue, which hasn't left the I/O's word yet: so a kick that waits for the word sees it.
     pub fn note_failure(&self, slot: usize) {
         self.failed.fetch_or(bit(slot), Ordering::Relaxed);
+    }
+
+    /// A device couldn't read a block; false if that were too many, and it is to be kicked.
+    pub(super) fn note_read_error(&self, slot: usize) -> bool {
+        let recent = self.read_errors[slot]
+            .recent
+            .fetch_add(1, Ordering::Relaxed);
+        recent < self.most_read_errors
+    }
+
+    /// The block of a record that couldn't be read was calculated and written.
+    pub(super) fn note_fixed(&self, now: &Membership, known: &Record) {
+        let role = known.bad.trailing_zeros() as usize;
+        let sector = self.geometry.stripe_member_sector(known.stripe);
+        if let Some(slot) = now.members.reads(role) {
+            self.read_errors[slot]
+                .corrected
+                .fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(
+                "raid5: member {role} could not read sector {sector} of its data: it was calculated and written again"
+            );
+        }
+    }
+
+    /// Halves the counts of read errors, so that old errors count less.
+    pub fn forgive_read_errors(&self) {
+        for errors in &self.read_errors {
+            let halve = |count: u32| Some(count / 2);
+            let _ = errors
+                .recent
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, halve);
+        }
+    }
+
+    /// Blocks of a device that were calculated and written again, ever.
+    pub fn corrected(&self, slot: usize) -> u32 {
+        self.read_errors[slot].corrected.load(Ordering::Relaxed)
     }
 
     /// Slots of these members that failed, as a mask.

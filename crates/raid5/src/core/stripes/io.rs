@@ -13,14 +13,23 @@ pub enum Purpose {
     Direct(Direct),
     /// A request flushes members.
     Flush(usize),
-    /// A batch reads or writes a block.
-    Block { flying: usize, role: usize },
+    /// A batch reads a block.
+    Read { flying: usize, role: usize },
+    /// A batch writes a block.
+    Write { flying: usize },
     /// A unit of a log is written, or members are flushed for it.
     Log(UnitKey),
     /// Members are flushed, so that superblocks may name one that failed.
     Kick,
     /// Members are flushed, so that superblocks may tell how far an action is.
     Sync,
+}
+
+impl Purpose {
+    /// A block that can't be read is calculated. Other failures are the device's end as a member.
+    fn is_read(&self) -> bool {
+        matches!(self, Purpose::Direct(_) | Purpose::Read { .. })
+    }
 }
 
 impl QueueCore {
@@ -33,7 +42,9 @@ impl QueueCore {
         data: Data,
     ) {
         let base = match purpose {
-            Purpose::Direct(_) | Purpose::Block { .. } => self.common.slots[slot].data_sectors,
+            Purpose::Direct(_) | Purpose::Read { .. } | Purpose::Write { .. } => {
+                self.common.slots[slot].data_sectors
+            }
             Purpose::Flush(_) | Purpose::Log(_) | Purpose::Kick | Purpose::Sync => 0,
         };
         let token = self.purposes.insert((purpose, slot));
@@ -55,13 +66,14 @@ impl QueueCore {
             debug_assert!(false, "an I/O ended twice");
             return;
         };
-        if !ok {
+        if !ok && !purpose.is_read() {
             self.common.note_failure(slot);
         }
         match purpose {
-            Purpose::Direct(direct) => self.direct_ended(direct, slot, ok),
+            Purpose::Direct(direct) => self.direct_ended(direct, ok),
             Purpose::Flush(request) => self.flush_ended(request, slot, ok),
-            Purpose::Block { flying, role } => self.block_ended(flying, role, slot, ok),
+            Purpose::Read { flying, role } => self.block_read(flying, role, ok),
+            Purpose::Write { flying } => self.block_written(flying, slot, ok),
             Purpose::Log(unit) => self.log_ended(unit, slot, ok),
             Purpose::Kick => self.kick_flush_over(),
             Purpose::Sync => self.sync_flushed(slot, ok),

@@ -174,6 +174,10 @@ impl QueueCore {
                 tracing::warn!("raid5: the member that was being rebuilt failed");
                 next.members.lose_incoming();
                 next.forget_progress();
+                if takes_over {
+                    // Superblocks know the one before it no more.
+                    next.members.lose(incoming.role);
+                }
             } else if takes_over {
                 tracing::info!("raid5: member {} is rebuilt", incoming.role);
                 next.members.take_over();

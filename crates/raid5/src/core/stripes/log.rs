@@ -84,14 +84,14 @@ impl QueueCore {
                 self.unit_goes_on(key);
             }
             LogStep::Write(writing) => {
-                let slots: Vec<_> = self.now.members.logs(writing.at()).collect();
-                let buffers = writing.buffers().to_vec();
-                let key = self.add_unit(UnitStep::Writing(writing), slots.len());
-                for slot in slots {
-                    let sector = self.common.slots[slot].log_sector;
-                    let data = Data::Some(buffers.clone());
-                    self.start(Purpose::Log(key), (slot, Op::Write, true), sector, data);
-                }
+                // The incoming device has a log only while there is no member: entries that it kept from before the member failed would
+                // outlive writes without parity. It has none when it takes over, and needs none, since all is flushed then.
+                let slot = self.now.members.reads(writing.at());
+                let slot = slot.expect("an entry for parity that is there");
+                let sector = self.common.slots[slot].log_sector;
+                let data = Data::Some(writing.buffers().to_vec());
+                let key = self.add_unit(UnitStep::Writing(writing), 1);
+                self.start(Purpose::Log(key), (slot, Op::Write, true), sector, data);
             }
         }
     }

@@ -6,7 +6,7 @@ use super::io::Purpose;
 use super::kick::Kick;
 use super::log::Unit;
 use super::record::Stripe;
-use super::request::{Active, Direct, HeldFlush, Span};
+use super::request::{Active, HeldFlush, Span};
 use super::sync::{Sync, SyncEnd};
 use super::{MemberIo, Shared, Work};
 use crate::words::{
@@ -37,7 +37,7 @@ pub enum Mail {
     Pages,
     /// Superblocks are written; these slots (a mask) failed that. The others' superblocks name them too, unless there are too many.
     Named(u64),
-    /// The same for superblocks that say how far an action is.
+    /// Superblocks say how far an action is, but for those of these slots (a mask), whose devices failed that.
     Told(u64),
 }
 
@@ -62,7 +62,8 @@ pub enum EndedOf {
     },
 }
 
-/// Something that whoever drives a queue does for it: it writes superblocks of the members.
+/// Something that whoever drives a queue does for it: it writes superblocks of the members. Words are stopped, and members flushed, for a
+/// name only; so only then may others' superblocks leave a member out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Errand {
     /// They say dirty, and name these slots (a mask) as failed, whose superblocks aren't written. The answer is [`Mail::Named`].
@@ -102,7 +103,6 @@ pub struct QueueCore {
     pub(super) held_logs: Vec<LogToken<Parked, Stripe>>,
     pub(super) unnamed: Vec<super::batch::Unnamed>,
     pub(super) held_flushes: Vec<HeldFlush>,
-    pub(super) held_reads: Vec<Direct>,
     /// Batches that wait for pages.
     pub(super) pageless: Vec<Token<Parked, Stripe>>,
     pub(super) kick: Option<Kick>,
@@ -157,7 +157,6 @@ impl QueueCore {
             held_logs: Vec::new(),
             unnamed: Vec::new(),
             held_flushes: Vec::new(),
-            held_reads: Vec::new(),
             pageless: Vec::new(),
             kick: None,
             sync: None,
@@ -277,9 +276,6 @@ impl QueueCore {
         for flush in std::mem::take(&mut self.held_flushes) {
             self.flush_failed(flush);
         }
-        for direct in std::mem::take(&mut self.held_reads) {
-            self.read_as_parts(direct);
-        }
         self.sync_goes_on();
         if self.now.broken {
             // Nobody gives pages away any more.
@@ -302,7 +298,6 @@ impl fmt::Debug for QueueCore {
             .field("held_logs", &self.held_logs.len())
             .field("unnamed", &self.unnamed.len())
             .field("held_flushes", &self.held_flushes.len())
-            .field("held_reads", &self.held_reads.len())
             .field("pageless", &self.pageless.len())
             .field("places", &(self.places.in_use(), self.log_places.in_use()))
             .field("kicks", &self.kick.is_some())

@@ -39,6 +39,8 @@ pub enum Kind {
     Read,
     Write,
     Sync(Action),
+    /// None has: a block that couldn't be read is calculated and written before anything else.
+    Fix,
 }
 
 /// A part that its word's owner has taken out of the list.
@@ -88,6 +90,11 @@ impl words::Record for Stripe {
 }
 
 impl Part {
+    /// True if it is the stripe's turn in a rebuild.
+    pub fn is_rebuild(&self) -> bool {
+        matches!(self.of, PartOf::Sync(Action::Recover))
+    }
+
     fn kind(&self) -> Kind {
         match &self.of {
             PartOf::Request { request, .. } if request.op == Op::Read => Kind::Read,
@@ -172,7 +179,20 @@ impl Stripe {
 
     /// The kind of the next batch, for which somebody waits.
     pub fn kind(&self) -> Kind {
-        self.waiting[0].part.kind()
+        match self.known.bad {
+            0 => self.waiting[0].part.kind(),
+            _ => Kind::Fix,
+        }
+    }
+
+    /// The plan for the next batch, for the first `count` parts. `None`: the members that are there need nothing.
+    pub(super) fn next_plan(&self, view: &View<'_>, count: usize) -> Option<Plan> {
+        match self.kind() {
+            Kind::Fix => view.fix(&self.known),
+            Kind::Sync(Action::Recover) => view.rebuild(&self.known),
+            Kind::Sync(Action::Resync | Action::Check | Action::Repair) => view.check(&self.known),
+            Kind::Read | Kind::Write => Some(self.plan(view, count)),
+        }
     }
 
     /// The queue that owns the next batch: that of the part which has waited longest.
@@ -222,6 +242,12 @@ impl Stripe {
         let mut plans = counts.map(|count| (count, self.plan(view, count)));
         let found = plans.find(|(_, plan)| plan.reads == 0);
         let (count, plan) = found.expect("all that the first plan needs was read");
+        let pieces = self.taken(view, &plan, count);
+        (plan, pieces)
+    }
+
+    /// Pieces of the first `count` parts that are in a plan.
+    pub(super) fn taken(&self, view: &View<'_>, plan: &Plan, count: usize) -> Vec<RoundPiece> {
         let pieces = self.pieces(view.geometry, count).into_iter();
         let taken = pieces.filter(|piece| plan.takes(piece));
         let taken = taken.filter_map(|piece| match &self.waiting[piece.request].part.of {
@@ -232,15 +258,7 @@ impl Stripe {
             }),
             PartOf::Sync(_) => None,
         });
-        (plan, taken.collect())
-    }
-
-    /// The plan for the stripe's turn in an action. `None`: there is nothing to do for the members that are there.
-    pub(super) fn plan_sync(&self, view: &View<'_>, action: Action) -> Option<Plan> {
-        match action {
-            Action::Recover => view.rebuild(&self.known),
-            Action::Resync | Action::Check | Action::Repair => view.check(&self.known),
-        }
+        taken.collect()
     }
 
     /// The batch is planned anew, from nothing that was read.
@@ -249,9 +267,19 @@ impl Stripe {
         self.known.valid = 0;
     }
 
+    /// All parts of the stripe fail.
+    pub fn fail_stripe(&mut self) -> Vec<Waiting> {
+        let stripe = self.known.stripe;
+        let is_its = |waiting: &mut Waiting| waiting.part.stripe == stripe;
+        let mut all: Vec<Waiting> = self.waiting.extract_if(.., is_its).collect();
+        all.iter_mut().for_each(|waiting| waiting.failed = true);
+        all
+    }
+
     /// All parts fail.
     pub fn fail(&mut self) -> Vec<Waiting> {
         self.forget();
+        self.known.bad = 0;
         let mut all = std::mem::take(&mut self.waiting);
         all.iter_mut().for_each(|waiting| waiting.failed = true);
         all

@@ -116,19 +116,11 @@ impl QueueCore {
         }
     }
 
-    /// A piece of a read has ended. One that the member failed is calculated, when the member is kicked. Until then it isn't in a word: another
-    /// queue could end it there, and nobody would poll this one, whose kick it may be.
-    pub(super) fn direct_ended(&mut self, direct: Direct, slot: usize, ok: bool) {
-        match ok {
-            true => self.one_done(direct.request, true),
-            false if self.member_failed(slot) => self.held_reads.push(direct),
-            false => self.read_as_parts(direct),
+    /// A piece of a read has ended. One that the member failed is read by stripes, which calculate blocks that can't be read.
+    pub(super) fn direct_ended(&mut self, direct: Direct, ok: bool) {
+        if !ok {
+            self.add_span(direct.request, direct.sectors);
         }
-    }
-
-    /// Reads a piece that a member failed by stripes.
-    pub(super) fn read_as_parts(&mut self, direct: Direct) {
-        self.add_span(direct.request, direct.sectors);
         self.one_done(direct.request, true);
     }
 
@@ -255,7 +247,9 @@ impl QueueCore {
                 drop(request);
                 self.one_done(id, ended.ok);
             }
-            EndedOf::Sync { stripe, mismatch } => self.sync_stripe_done(stripe, mismatch),
+            EndedOf::Sync { stripe, mismatch } => {
+                self.sync_stripe_done(stripe, ended.ok, mismatch);
+            }
         }
     }
 }

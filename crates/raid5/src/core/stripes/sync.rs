@@ -3,15 +3,14 @@
 //! The next stripe's part arrives when the one before it has its word. So a rebuild's position passes no stripe that somebody holds, and a
 //! batch with the position behind its stripe finds the block on the incoming device, or the part before it in the list.
 
-use super::Data;
 use super::common::Progress;
 use super::io::Purpose;
 use super::queue::{Errand, QueueCore};
 use super::record::{Part, PartOf};
+use super::{Data, bit};
 use crate::STRIPE_SECTORS;
 use crate::core::sync::{Action, SyncNow};
 use crate::head_pages::bits;
-use crate::words::Seen;
 use pvblk_block::{Error, Op};
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
@@ -43,6 +42,8 @@ pub struct Sync {
     done: u64,
     mismatches: u64,
     phase: Phase,
+    /// Slots that failed a flush or a superblock of it, as a mask: until they aren't members any more it doesn't go on.
+    failed: u64,
     /// It doesn't come to its end, and ends when no stripe is under way.
     stopped: bool,
 }
@@ -52,7 +53,7 @@ enum Phase {
     /// Stripes only.
     Stripes,
     /// Members are flushed; so many aren't, and all stripes before `low` were done when this began.
-    Flushing { left: usize, low: u64, failed: bool },
+    Flushing { left: usize, low: u64 },
     /// Superblocks say that all stripes before this are done.
     Telling(u64),
     /// They say that all are.
@@ -85,6 +86,12 @@ impl Sync {
             mismatch_sectors: self.mismatches * STRIPE_SECTORS,
             by_bitmap: false,
         }
+    }
+
+    /// No stripe begins any more.
+    fn stop(&mut self) {
+        self.ranges.clear();
+        self.stopped = true;
     }
 
     /// True if superblocks say how far it is.
@@ -137,6 +144,7 @@ impl QueueCore {
             done,
             mismatches: 0,
             phase: Phase::Stripes,
+            failed: 0,
             stopped: false,
         });
         self.synced = None;
@@ -165,8 +173,7 @@ impl QueueCore {
     /// The action ends as soon as no stripe is under way; those that are done stay done.
     pub fn stop_sync(&mut self) {
         if let Some(sync) = &mut self.sync {
-            sync.ranges.clear();
-            sync.stopped = true;
+            sync.stop();
             self.end_sync();
         }
     }
@@ -215,8 +222,8 @@ impl QueueCore {
         }
     }
 
-    /// A stripe's turn is over. If the array has failed, or there is nothing to rebuild any more, the action ends early anyway.
-    pub(super) fn sync_stripe_done(&mut self, stripe: u64, mismatch: bool) {
+    /// A stripe's turn is over; unless `ok`, nothing of it was done: then the array has failed, or the rebuild ends.
+    pub(super) fn sync_stripe_done(&mut self, stripe: u64, ok: bool, mismatch: bool) {
         let end = self.common.geometry.stripes();
         let Some(sync) = &mut self.sync else {
             debug_assert!(false, "a stripe's turn in no action");
@@ -224,6 +231,10 @@ impl QueueCore {
         };
         sync.arriving.take_if(|arriving| *arriving == stripe);
         sync.flying.remove(&stripe);
+        if !ok {
+            sync.stop();
+            return self.end_sync();
+        }
         sync.done += 1;
         sync.mismatches += u64::from(mismatch);
         if sync.action == Action::Recover && !sync.stopped {
@@ -232,49 +243,58 @@ impl QueueCore {
         self.end_sync();
     }
 
+    /// A sector of another member can't be read, so the incoming device can't be made whole: it is left out.
+    pub(super) fn stop_rebuild(&mut self, sector: u64) {
+        tracing::error!("raid5: rebuilding stops: sector {sector} of another member can't be read");
+        if let Some(sync) = &mut self.sync {
+            sync.stop();
+        }
+        if let Some(incoming) = self.now.members.incoming() {
+            self.common.note_failure(incoming.slot);
+            self.member_failed(incoming.slot);
+        }
+    }
+
     /// Members are flushed, so that superblocks may say how far the action is.
     pub fn checkpoint(&mut self) {
         let end = self.common.geometry.stripes();
         let Some(sync) = &mut self.sync else { return };
-        if !sync.is_told() || sync.stopped || sync.phase != Phase::Stripes {
+        let is_ready = sync.is_told() && sync.phase == Phase::Stripes;
+        if !is_ready || sync.stopped || sync.failed != 0 {
             return;
         }
         let slots = self.common.volatile(&self.now);
         sync.phase = Phase::Flushing {
             left: slots.len() + 1,
             low: sync.low().min(end),
-            failed: false,
         };
         for slot in slots {
             self.start(Purpose::Sync, (slot, Op::Flush, false), 0, Data::None);
         }
-        self.sync_flush_over(true);
+        self.sync_flush_over();
     }
 
     /// A member was flushed for it, or failed that.
     pub(super) fn sync_flushed(&mut self, slot: usize, ok: bool) {
-        let failed = !ok && self.member_failed(slot);
-        self.sync_flush_over(!failed);
+        if let Some(sync) = &mut self.sync {
+            sync.failed |= if ok { 0 } else { bit(slot) };
+        }
+        self.sync_flush_over();
     }
 
-    fn sync_flush_over(&mut self, ok: bool) {
+    fn sync_flush_over(&mut self) {
         let Some(sync) = &mut self.sync else { return };
-        let Phase::Flushing { left, low, failed } = &mut sync.phase else {
+        let Phase::Flushing { left, low } = &mut sync.phase else {
             return;
         };
-        *failed |= !ok;
         *left -= 1;
-        let (left, low, failed) = (*left, *low, *failed);
+        let (left, low) = (*left, *low);
         if left > 0 {
             return;
         }
-        if failed || sync.stopped {
+        if sync.failed != 0 || sync.stopped {
             sync.phase = Phase::Stripes;
-            // Words are stopped because of the failure, or that is over already.
-            if let Seen::Going(_) = self.look() {
-                self.end_sync();
-            }
-            return;
+            return self.wait_for_members();
         }
         sync.phase = Phase::Telling(low);
         self.errands.push(match sync.action {
@@ -283,26 +303,42 @@ impl QueueCore {
         });
     }
 
-    /// Superblocks are written; these slots (a mask) failed that.
+    /// Superblocks are written; those of these slots (a mask) aren't.
     pub(super) fn sync_told(&mut self, failed: u64) {
-        for slot in bits(failed) {
-            self.common.note_failure(slot);
-            self.member_failed(slot);
-        }
+        bits(failed).for_each(|slot| self.common.note_failure(slot));
         let end = self.common.geometry.stripes();
         let Some(sync) = &mut self.sync else { return };
         let Phase::Telling(low) = sync.phase else {
             debug_assert!(false, "superblocks that nobody asked for");
             return;
         };
-        match sync.action {
-            Action::Recover => sync.progress.committed_before(low),
-            _ => sync.progress.resynced_before(low),
+        sync.phase = Phase::Stripes;
+        sync.failed |= failed;
+        if failed == 0 {
+            match sync.action {
+                Action::Recover => sync.progress.committed_before(low),
+                _ => sync.progress.resynced_before(low),
+            }
+            if low == end && sync.low() == u64::MAX {
+                sync.phase = Phase::Told;
+            }
         }
-        sync.phase = match low == end && sync.low() == u64::MAX {
-            true => Phase::Told,
-            false => Phase::Stripes,
-        };
+        self.wait_for_members();
+    }
+
+    /// Goes on when those that failed aren't members any more: if they are, words are stopped, and this is asked again when they go on.
+    fn wait_for_members(&mut self) {
+        let failed = self.sync.as_ref().map_or(0, |sync| sync.failed);
+        let mut waits = false;
+        for slot in bits(failed) {
+            waits |= self.member_failed(slot);
+        }
+        if waits {
+            return;
+        }
+        if let Some(sync) = &mut self.sync {
+            sync.failed = 0;
+        }
         self.end_sync();
     }
 
@@ -312,18 +348,18 @@ impl QueueCore {
         let members = &self.now.members;
         let is_possible = match sync.action {
             Action::Recover => sync.incoming.is_some_and(|slot| {
-                members.is_incoming(slot)
-                    || sync.phase == Phase::Told && members.role(slot).is_some()
+                let is_whole = sync.phase == Phase::Told && members.role(slot).is_some();
+                members.is_incoming(slot) || is_whole
             }),
             _ => members.failed().is_none(),
         };
         if self.now.broken || !is_possible {
-            return self.stop_sync();
+            sync.stop();
         }
         if sync.action != Action::Recover {
             sync.progress = Arc::clone(&self.now.progress);
         }
-        self.end_sync();
+        self.wait_for_members();
     }
 
     /// True if the device that this queue rebuilds is whole, and superblocks say so.
@@ -337,7 +373,7 @@ impl QueueCore {
     /// Goes on with the end of the action, if no stripe is left.
     fn end_sync(&mut self) {
         let Some(sync) = &self.sync else { return };
-        if !sync.ranges.is_empty() || !sync.flying.is_empty() {
+        if !sync.ranges.is_empty() || !sync.flying.is_empty() || sync.failed != 0 {
             return;
         }
         match sync.phase {

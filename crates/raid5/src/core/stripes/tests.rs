@@ -30,6 +30,7 @@ impl Array {
             members: Members::new((0..MEMBERS).map(Some).collect(), None),
             unsynced: Unsynced::default(),
             dirty,
+            most_read_errors: 20,
             words: 8,
             sets: 8,
             queues: 2,
@@ -203,20 +204,30 @@ fn a_member_that_fails_while_superblocks_are_written_stays_until_they_name_it() 
     assert_eq!(array.common.missing(), Some(2));
 }
 
-/// A read that its member fails is done by this queue, which has stopped words, when they go on: until then the user has something to poll for.
+/// A block that its member can't read is calculated and written there; with the next failure the member's time is up.
 #[test]
-fn a_read_that_a_member_fails_waits_for_the_kick() {
+fn a_block_that_a_member_cannot_read_is_calculated_and_written() {
     let mut array = Array::new(false, true);
     let data = Buffer::anonymous(4096).expect("memory");
     array.queues[0].submit(Request::with_buffers(Op::Read, 0, vec![data], 0));
     let ios = array.go(0);
     let slot = ios[0].slot;
-    array.end(0, ios, slot);
-    assert_eq!(array.queues[0].places.in_use(), 0, "it is in a word");
-    assert_eq!(array.queues[0].errands, [names(1 << slot)]);
-    array.queues[0].named(0);
+    array.queues[0].ended(ios[0].token, false);
     let ios = array.go(0);
-    assert_eq!(ios.len(), MEMBERS - 1, "it is calculated");
-    array.end(0, ios, slot);
+    assert_eq!((ios.len(), ios[0].slot), (1, slot), "it is read once more");
+    array.queues[0].ended(ios[0].token, false);
+    let others = array.go(0);
+    assert!(others.len() == MEMBERS - 1 && others.iter().all(|io| io.slot != slot));
+    others
+        .iter()
+        .for_each(|io| array.queues[0].ended(io.token, true));
+    let fix = array.go(0);
+    assert_eq!((fix.len(), fix[0].slot, fix[0].op), (1, slot, Op::Write));
+    assert_eq!(array.done(0), []);
+    array.end(0, fix, MEMBERS);
     assert_eq!(array.done(0), [Status::Ok]);
+    assert_eq!(
+        (array.common.corrected(slot), array.common.missing()),
+        (1, None)
+    );
 }

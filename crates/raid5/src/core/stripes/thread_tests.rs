@@ -77,6 +77,7 @@ impl Shared {
             members: Members::new((0..members).map(Some).collect(), None),
             unsynced: Unsynced::default(),
             dirty: rng.bool(),
+            most_read_errors: rng.u32(..3),
             words: 4,
             sets: 3,
             queues: QUEUES,

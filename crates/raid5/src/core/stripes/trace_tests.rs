@@ -131,6 +131,8 @@ fn array(bound: &Bound) -> Arc<Common> {
         members: Members::new((0..MEMBERS).map(Some).collect(), None),
         unsynced: Unsynced::default(),
         dirty: true,
+        // The model knows no blocks that can't be read once.
+        most_read_errors: 0,
         words: STRIPES as usize,
         sets: 8,
         queues: QUEUES,
@@ -450,10 +452,10 @@ impl Run {
         for io in q.ios.drain(..) {
             let stripe = (io.sector.saturating_sub(DATA_SECTORS) / STRIPE_SECTORS) as u8;
             let (group, end) = match (&q.purposes[io.token.0].0, io.op) {
-                (Purpose::Block { flying, .. }, Op::Read) => {
+                (Purpose::Read { flying, .. }, _) => {
                     (Group::Batch(*flying), Some(Step::ReadsEnd(stripe)))
                 }
-                (Purpose::Block { flying, .. }, _) => {
+                (Purpose::Write { flying }, _) => {
                     (Group::Batch(*flying), Some(Step::DataEnd(stripe)))
                 }
                 (Purpose::Log(key), Op::Flush) => {

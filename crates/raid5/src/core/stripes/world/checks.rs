@@ -97,6 +97,8 @@ impl World {
             .filter(|tag| self.asked[*tag].is_some())
             .collect();
         self.note_ends();
+        let corrected = (0..self.devices.len()).map(|slot| self.common.corrected(slot) as usize);
+        self.ways.fixed += corrected.sum::<usize>();
         let is_idle = |queue: &QueueCore| queue.is_idle();
         if !left.is_empty() || unasked > 0 || !self.queues.iter().flatten().all(is_idle) {
             panic!("requests {left:?} don't end:\n{}", self.state());

@@ -1,6 +1,8 @@
 //! Devices with a volatile cache, as bytes.
 
 use fastrand::Rng;
+use std::collections::BTreeSet;
+use std::ops::Range;
 
 pub const SECTOR: usize = 512;
 
@@ -15,6 +17,8 @@ pub struct Device {
     pub volatile: bool,
     /// It fails everything.
     pub dead: bool,
+    /// Sectors that can't be read until they are written.
+    bad: BTreeSet<u64>,
 }
 
 impl Device {
@@ -26,11 +30,21 @@ impl Device {
             writes: 0,
             volatile,
             dead: false,
+            bad: BTreeSet::new(),
         }
     }
 
     pub fn contents(&self) -> &[u8] {
         &self.now
+    }
+
+    /// Sectors can't be read from now on.
+    pub fn spoil(&mut self, sectors: Range<u64>) {
+        self.bad.extend(sectors);
+    }
+
+    pub fn can_read(&self, sectors: Range<u64>) -> bool {
+        self.bad.range(sectors).next().is_none()
     }
 
     pub fn read(&self, sector: u64, bytes: usize) -> &[u8] {
@@ -41,6 +55,7 @@ impl Device {
     pub fn write(&mut self, sector: u64, bytes: &[u8], fua: bool) {
         self.writes += 1;
         for (n, bytes) in bytes.chunks(SECTOR).enumerate() {
+            self.bad.remove(&(sector + n as u64));
             let sector = sector as usize + n;
             let at = sector * SECTOR;
             self.now[at..at + SECTOR].copy_from_slice(bytes);

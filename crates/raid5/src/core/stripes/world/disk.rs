@@ -27,23 +27,22 @@ impl OnDisk {
         self.roles.iter().flatten().copied().chain(incoming)
     }
 
-    /// Superblocks are written; these slots fail that. Returns those of them that are lost by it, as a mask.
+    /// Superblocks are written, which these slots fail. Returns those of them that have one, as a mask: a name leaves them out.
     pub fn write(&mut self, errand: Errand, dead: impl Fn(usize) -> bool) -> u64 {
-        if let Errand::Name { failed, .. } = errand {
+        if let Errand::Name { failed, takes_over } = errand {
             bits(failed).for_each(|slot| self.lose(slot));
-        }
-        let live: Vec<usize> = self.live().collect();
-        let dead: Vec<usize> = live.into_iter().filter(|slot| dead(*slot)).collect();
-        dead.iter().for_each(|slot| self.lose(*slot));
-        match (errand, &mut self.incoming) {
-            (Errand::Name { takes_over, .. }, incoming) => {
-                self.dirty = true;
-                if let Some((slot, role, _)) = incoming.take_if(|_| takes_over) {
-                    self.roles[role] = Some(slot);
-                }
+            self.dirty = true;
+            if let Some((slot, role, _)) = self.incoming.take_if(|_| takes_over) {
+                self.roles[role] = Some(slot);
             }
-            (Errand::Recovered(stripes), Some((_, _, held))) => *held = stripes,
-            (Errand::Recovered(_), None) => {}
+        }
+        let dead: Vec<usize> = self.live().filter(|slot| dead(*slot)).collect();
+        match (errand, &mut self.incoming) {
+            (Errand::Name { .. }, _) => dead.iter().for_each(|slot| self.lose(*slot)),
+            (Errand::Recovered(stripes), Some((slot, _, held))) if !dead.contains(slot) => {
+                *held = stripes;
+            }
+            (Errand::Recovered(_), _) => {}
             (Errand::Resynced(stripes), _) => self.resynced = stripes,
         }
         dead.iter().fold(0, |mask, slot| mask | 1 << slot)

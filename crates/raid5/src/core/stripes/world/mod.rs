@@ -77,6 +77,8 @@ pub struct Ways {
     pub syncs_stopped: usize,
     pub cuts_in_recoveries: usize,
     pub cuts_in_resyncs: usize,
+    pub spoilt: usize,
+    pub fixed: usize,
 }
 
 impl Ways {
@@ -112,6 +114,8 @@ impl Ways {
             self.syncs_stopped,
             self.cuts_in_recoveries,
             self.cuts_in_resyncs,
+            self.spoilt,
+            self.fixed,
         ];
         all.into_iter().min().unwrap_or(0)
     }
@@ -147,6 +151,10 @@ pub struct World {
     /// One in so many I/O of a device fails.
     fails: Option<u32>,
     most_dead: usize,
+    /// Devices that couldn't read once, as a mask.
+    unreadable: u64,
+    /// A member has been missing.
+    has_missed: bool,
     /// A flush has just ended, or a write with FUA.
     has_promised: bool,
     pub ways: Ways,
@@ -254,7 +262,15 @@ impl World {
             }
         }
         let devices = contents.into_iter();
-        let devices = devices.map(|bytes| Device::new(bytes, volatile)).collect();
+        let devices = devices.map(|bytes| Device::new(bytes, volatile));
+        let mut devices: Vec<Device> = devices.collect();
+        let mut unreadable = 0;
+        if begin >= 8 {
+            let slot = rng.usize(..spare);
+            let first = DATA_SECTORS + rng.u64(..stripes * STRIPE_SECTORS);
+            devices[slot].spoil(first..first + rng.u64(1..40));
+            unreadable = 1 << slot;
+        }
         let incoming = disk.incoming;
         let incoming = incoming.map(|(slot, role, held)| Incoming::new(slot, role, held, false));
         let queues = rng.usize(2..=4);
@@ -268,6 +284,7 @@ impl World {
             members: Members::new(disk.roles.clone(), incoming),
             unsynced: Unsynced(unsynced.0.clone()),
             dirty: disk.dirty,
+            most_read_errors: *rng.choice(&[0, 1, 4, 100]).expect("one of them"),
             words,
             sets,
             queues,
@@ -292,6 +309,7 @@ impl World {
             ios: Vec::new(),
             works: Vec::new(),
             errands: Vec::new(),
+            has_missed: disk.missing() > 0,
             disk,
             unsynced,
             doomed: 0,
@@ -301,6 +319,7 @@ impl World {
             weights: [0; KINDS],
             fails: rng.bool().then(|| rng.u32(5..200)),
             most_dead: if rng.u32(..3) == 0 { 2 } else { 1 },
+            unreadable,
             has_promised: false,
             ways: Ways::default(),
             common,
@@ -561,7 +580,16 @@ impl World {
         let asked = self.asked[request.tag as usize].take();
         let Asked { begin, .. } = asked.expect("a request ends once");
         let is_broken = self.common.membership().broken;
-        assert!(status == Status::Ok || is_broken, "{request:?} failed");
+        // Two blocks of a stripe can't be read, perhaps.
+        let may_fail = is_broken
+            || self.has_missed && self.unreadable != 0
+            || self.unreadable.count_ones() > 1;
+        assert!(
+            status == Status::Ok || may_fail,
+            "{request:?} failed; {:?}, unreadable {:b}",
+            self.disk,
+            self.unreadable
+        );
         if status != Status::Ok {
             return;
         }
@@ -628,13 +656,20 @@ impl World {
         } = self.ios.swap_remove(at);
         let one_in = self.deadliness(io.slot, io.sector);
         let fails = one_in.is_some_and(|many| self.rng.u32(..many) == 0);
-        if fails {
+        let sectors = io.data.buffers().iter().map(|b| b.len() / SECTOR);
+        let sectors = io.sector..io.sector + sectors.sum::<usize>() as u64;
+        if fails && io.op == Op::Read && self.rng.u32(..4) > 0 {
+            self.ways.spoilt += 1;
+            self.devices[io.slot].spoil(sectors.clone());
+        } else if fails {
             self.doomed |= 1 << io.slot;
             self.devices[io.slot].dead = self.rng.bool();
         }
         let device = &mut self.devices[io.slot];
         assert_eq!(bytes, bytes_of(&io), "memory changes while it is written");
-        let ok = !device.dead && !fails;
+        let is_bad = io.op == Op::Read && !device.can_read(sectors);
+        let ok = !device.dead && !fails && !is_bad;
+        self.unreadable |= u64::from(!ok && io.op == Op::Read) << io.slot;
         match io.op {
             _ if !ok => {
                 // Some of it may have been done.
@@ -706,6 +741,7 @@ impl World {
         }
         let devices = &self.devices;
         let failed = self.disk.write(errand, |slot| devices[slot].dead);
+        self.has_missed |= self.disk.missing() > 0;
         let is_lost = had_incoming && self.disk.incoming.is_none();
         if self.rng.bool() {
             self.cut();

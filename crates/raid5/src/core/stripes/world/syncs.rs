@@ -44,10 +44,10 @@ impl World {
         }
         let most = self.rng.u64(1..4);
         match self.rng.u32(..32) {
-            0..24 => {
+            0..18 => {
                 self.queue(queue).allow_stripes(most);
             }
-            24..31 => self.queue(queue).checkpoint(),
+            18..31 => self.queue(queue).checkpoint(),
             _ => {
                 self.ways.syncs_stopped += 1;
                 self.queue(queue).stop_sync();
