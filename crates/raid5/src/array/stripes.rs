@@ -183,6 +183,12 @@ impl StripeArray {
         self.shared.common.recovered().map(|(place, _)| place)
     }
 
+    /// Sectors of that device, from the start, that are rebuilt.
+    pub fn rebuilt_sectors(&self) -> Option<u64> {
+        let recovered = self.shared.common.recovered();
+        recovered.map(|(_, stripes)| stripes * STRIPE_SECTORS)
+    }
+
     /// Sectors of each member, from the start, whose parity is known to be right; `None`: all.
     pub fn in_sync_sectors(&self) -> Option<u64> {
         let unsynced = self.shared.common.unsynced();

@@ -12,9 +12,9 @@ use pvblk_block::planted::{Plant, has};
 pub(super) enum Kick {
     /// There is none.
     None,
-    /// Writes of stripes are at the other members.
+    /// Writes of stripes or logs are at the other members.
     Draining,
-    /// The others are being flushed.
+    /// The others are being flushed, and the log of an incoming device is emptied.
     Flushing,
     /// Superblocks that name the device are being written.
     Naming,
@@ -70,7 +70,7 @@ impl Core {
         if self.broken {
             return;
         }
-        let writes = |purpose| matches!(purpose, Purpose::HeadWrite(_));
+        let writes = |purpose| matches!(purpose, Purpose::HeadWrite(_) | Purpose::Log(_));
         if self.meta.kick == Kick::Draining
             && (has(Plant::KickNotDrained) || !self.is_at_members(writes))
         {
@@ -78,6 +78,7 @@ impl Core {
             if !has(Plant::KickNotFlushed) {
                 self.flush_all(runner, Purpose::KickFlush);
             }
+            self.empty_log_of_incoming(runner);
         }
         let flushes = |purpose| matches!(purpose, Purpose::KickFlush);
         if self.meta.kick == Kick::Flushing && !self.is_at_members(flushes) {

@@ -3,8 +3,8 @@
 use super::pages::{Block, memory};
 use super::{Core, Data, Purpose};
 use crate::{
-    Batch, Geometry, PPL_HEADER_BYTES, Policy, STRIPE_BYTES, Superblock, log_space_bytes,
-    ppl_signature,
+    Batch, Geometry, PPL_HEADER_BYTES, Policy, PplHeader, STRIPE_BYTES, Superblock,
+    log_space_bytes, ppl_signature,
 };
 use pvblk_block::memory::Gauge;
 use pvblk_block::planted::{Plant, has};
@@ -157,6 +157,28 @@ impl Core {
                 false => self.write_log(member, runner),
             }
         }
+    }
+
+    /// Empties the log of the device that was to replace the member that failed. What it has from before would outlive writes without parity, and
+    /// repair their stripes by old blocks when the device has their parity.
+    pub(super) fn empty_log_of_incoming(&mut self, runner: usize) {
+        let incoming = self.members.incoming();
+        let Some(incoming) = incoming.filter(|i| self.members.slot(i.role).is_none()) else {
+            return;
+        };
+        let Some(slot) = self.slots.all[incoming.slot].as_ref() else {
+            return;
+        };
+        if !matches!(self.policy, Policy::Ppl(_)) {
+            return;
+        }
+        let (sector, logs) = (slot.log_sector, &self.logs);
+        let base = incoming.role * logs.area_bytes;
+        logs.region
+            .write(base, &PplHeader::empty(logs.signature).encode());
+        let data = Data::of(Buffer::new(&logs.region, base, PPL_HEADER_BYTES));
+        let io = (incoming.slot, Op::Write, true);
+        self.start(runner, Purpose::KickFlush, io, sector, data);
     }
 
     fn flush_for_log(&mut self, log: usize, runner: usize) {

@@ -125,7 +125,7 @@ enum Purpose {
     SweepFlush,
     /// Members are flushed, so that superblocks may tell how far all stripes are.
     SyncFlush(u64),
-    /// Members are flushed, so that superblocks may name a device that was kicked.
+    /// Members are flushed, or a log is emptied, so that superblocks may name a device that was kicked.
     KickFlush,
     /// Nobody waits for it any more: its member was kicked. The device may still do it.
     Abandoned,
@@ -576,7 +576,7 @@ impl Core {
         self.places[token] = slot;
         self.ages.begin(token);
         let base = match purpose {
-            Purpose::Meta | Purpose::Log(_) | Purpose::Intent(_) => 0,
+            Purpose::Meta | Purpose::Log(_) | Purpose::Intent(_) | Purpose::KickFlush => 0,
             _ if op == Op::Flush => 0,
             _ => self.slots.all[slot].as_ref().map_or(0, |s| s.data_sectors),
         };
