@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 const SWEEP: Duration = Duration::from_secs(5);
 /// Interval at which counts of read errors are halved.
 pub(super) const FORGIVE: Duration = Duration::from_hours(1);
-/// Longest sleep.
+/// Longest sleep of the thread.
 const NAP: Duration = Duration::from_millis(200);
 /// The same while something is under way.
 const SLICE: Duration = Duration::from_millis(20);

@@ -12,7 +12,7 @@ use pvblk_block::planted::{Plant, has};
 pub(super) enum Kick {
     /// There is none.
     None,
-    /// Writes of stripes or logs are at the other members.
+    /// Writes of stripes are at the other members, or of a log that is emptied then.
     Draining,
     /// The others are being flushed, and the log of an incoming device is emptied.
     Flushing,
@@ -70,7 +70,12 @@ impl Core {
         if self.broken {
             return;
         }
-        let writes = |purpose| matches!(purpose, Purpose::HeadWrite(_) | Purpose::Log(_));
+        let empties = self.log_to_empty().map(|incoming| incoming.role);
+        let writes = |purpose| match purpose {
+            Purpose::HeadWrite(_) => true,
+            Purpose::Log(role) => empties == Some(role),
+            _ => false,
+        };
         if self.meta.kick == Kick::Draining
             && (has(Plant::KickNotDrained) || !self.is_at_members(writes))
         {
@@ -78,7 +83,7 @@ impl Core {
             if !has(Plant::KickNotFlushed) {
                 self.flush_all(runner, Purpose::KickFlush);
             }
-            self.empty_log_of_incoming(runner);
+            self.empty_log(runner);
         }
         let flushes = |purpose| matches!(purpose, Purpose::KickFlush);
         if self.meta.kick == Kick::Flushing && !self.is_at_members(flushes) {

@@ -1,5 +1,6 @@
 //! The partial parity logs: one unit at a time for each parity member.
 
+use super::members::Incoming;
 use super::pages::{Block, memory};
 use super::{Core, Data, Purpose};
 use crate::{
@@ -159,24 +160,27 @@ impl Core {
         }
     }
 
-    /// Empties the log of the device that was to replace the member that failed. What it has from before would outlive writes without parity, and
-    /// repair their stripes by old blocks when the device has their parity.
-    pub(super) fn empty_log_of_incoming(&mut self, runner: usize) {
+    /// The device that was to replace the member that failed, if it has a log. Entries from before would outlive writes without parity, and repair
+    /// their stripes by old blocks when the device has their parity.
+    pub(super) fn log_to_empty(&self) -> Option<Incoming> {
         let incoming = self.members.incoming();
-        let Some(incoming) = incoming.filter(|i| self.members.slot(i.role).is_none()) else {
+        let incoming = incoming.filter(|i| self.members.slot(i.role).is_none());
+        incoming.filter(|_| matches!(self.policy, Policy::Ppl(_)))
+    }
+
+    /// Empties that log.
+    pub(super) fn empty_log(&mut self, runner: usize) {
+        let Some(incoming) = self.log_to_empty() else {
             return;
         };
-        let Some(slot) = self.slots.all[incoming.slot].as_ref() else {
+        let Some(slot) = &self.slots.all[incoming.slot] else {
             return;
         };
-        if !matches!(self.policy, Policy::Ppl(_)) {
-            return;
-        }
-        let (sector, logs) = (slot.log_sector, &self.logs);
-        let base = incoming.role * logs.area_bytes;
-        logs.region
-            .write(base, &PplHeader::empty(logs.signature).encode());
-        let data = Data::of(Buffer::new(&logs.region, base, PPL_HEADER_BYTES));
+        let sector = slot.log_sector;
+        let base = incoming.role * self.logs.area_bytes;
+        let region = &self.logs.region;
+        region.write(base, &PplHeader::empty(self.logs.signature).encode());
+        let data = Data::of(Buffer::new(region, base, PPL_HEADER_BYTES));
         let io = (incoming.slot, Op::Write, true);
         self.start(runner, Purpose::KickFlush, io, sector, data);
     }

@@ -21,7 +21,7 @@ const RETRY: Duration = Duration::from_secs(1);
 #[derive(Default)]
 pub(super) struct SyncQueue {
     /// None while there is nothing to be done.
-    queue: Option<QueueState>,
+    queue: Option<Box<QueueState>>,
     pace: Pace,
     /// Stripes that the queue was last allowed to begin.
     allowed: u64,
@@ -38,8 +38,11 @@ impl SyncQueue {
         if let Some(queue) = &mut self.queue {
             while queue.progress() {}
         }
-        let is_under_way = |queue: &mut QueueState| queue.step(|core| core.sync_now()).is_some();
-        if !self.queue.as_mut().is_some_and(is_under_way) {
+        let queue = self.queue.as_deref_mut();
+        if queue
+            .and_then(|queue| queue.step(|core| core.sync_now()))
+            .is_none()
+        {
             self.begin(shared, now);
         }
         let Some(queue) = &mut self.queue else { return };
@@ -81,7 +84,7 @@ impl SyncQueue {
             }
             self.retry_at = None;
             match QueueState::open(shared, &QueueContext::new(64)) {
-                Ok(queue) => (self.queue, self.in_poller) = (Some(queue), false),
+                Ok(queue) => (self.queue, self.in_poller) = (Some(Box::new(queue)), false),
                 Err(error) => {
                     tracing::warn!("{}: {action}: {error}", shared.name);
                     self.retry_at = Some(now + RETRY);
@@ -139,7 +142,7 @@ impl SyncQueue {
     pub fn stop(&mut self) -> Option<QueueState> {
         let mut queue = self.queue.take()?;
         queue.step(|core| core.stop_sync());
-        Some(queue)
+        Some(*queue)
     }
 }
 

@@ -105,7 +105,7 @@ impl Setup {
     }
 }
 
-/// How far a rebuild and a resync are, in stripes. Only the queue that syncs writes it.
+/// Positions of a rebuild and a resync, in stripes. Only the queue that syncs writes them.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     /// [`Incoming::begun`]. The owner of a stripe's word raises it over the stripe, so the word's next owner finds it so.
@@ -262,7 +262,6 @@ pub struct Common {
     membership: Mutex<Arc<Membership>>,
     /// No stripes: parity of all is right.
     synced: Unsynced,
-    /// By slot.
     read_errors: Box<[ReadErrors]>,
     most_read_errors: u32,
     /// Slots that failed some I/O other than reads, or too many reads, as a mask.

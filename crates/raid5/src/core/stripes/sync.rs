@@ -50,10 +50,12 @@ pub struct Sync {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Stripes only.
     Stripes,
     /// Members are flushed; so many aren't, and all stripes before `low` were done when this began.
-    Flushing { left: usize, low: u64 },
+    Flushing {
+        left: usize,
+        low: u64,
+    },
     /// Superblocks say that all stripes before this are done.
     Telling(u64),
     /// They say that all are.
@@ -111,13 +113,13 @@ impl QueueCore {
         let all = self.common.geometry.stripes();
         let incoming = self.now.incoming();
         let ranges: VecDeque<Range<u64>> = match (action, incoming) {
-            (Action::Recover, Some(incoming)) => [incoming.done..all].into(),
+            (Action::Recover, Some(incoming)) => std::iter::once(incoming.done..all).collect(),
             (Action::Recover, None) => return error("there is no device to rebuild"),
             (Action::Resync, _) => self.now.unsynced_ranges(),
             _ if self.now.members.failed().is_some() => {
                 return error("a member is missing, so there is no parity to compare");
             }
-            (Action::Check | Action::Repair, _) => [0..all].into(),
+            (Action::Check | Action::Repair, _) => std::iter::once(0..all).collect(),
         };
         if !self.common.begin_sync() {
             return error("another action is under way; wait for its end, or stop it");

@@ -6,6 +6,7 @@ mod disk;
 pub mod history;
 pub mod recovery;
 mod syncs;
+mod ways;
 
 use super::common::{Common, Setup};
 use super::queue::{Errand, Mail, QueueCore};
@@ -24,6 +25,7 @@ use history::{History, sector_of};
 use pvblk_block::{Buffer, Completion, Op, Request, RequestFlags, Status};
 use std::collections::VecDeque;
 use std::sync::Arc;
+pub use ways::Ways;
 
 /// Where data begins on each device; the log is before it.
 pub const DATA_SECTORS: u64 = 40;
@@ -42,83 +44,6 @@ struct Io {
     bytes: Vec<u8>,
     /// The device's mark, of a flush.
     mark: u64,
-}
-
-/// Counts things that runs are to have.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Ways {
-    pub requests: usize,
-    pub handed_over: usize,
-    pub logs_handed_over: usize,
-    pub ended_elsewhere: usize,
-    pub again: usize,
-    pub pages_awaited: usize,
-    pub shared_words: usize,
-    pub parked: usize,
-    pub held_logs: usize,
-    pub unnamed: usize,
-    pub held_flushes: usize,
-    pub kicks: usize,
-    pub made_dirty: usize,
-    pub broken: usize,
-    pub cuts: usize,
-    pub cuts_in_kicks: usize,
-    pub cuts_degraded: usize,
-    pub cuts_with_loss: usize,
-    pub repairs: usize,
-    pub borrowed: usize,
-    pub holes: usize,
-    pub closed: usize,
-    pub recovered: usize,
-    pub replaced: usize,
-    pub resynced: usize,
-    pub checked: usize,
-    pub incoming_lost: usize,
-    pub syncs_stopped: usize,
-    pub cuts_in_recoveries: usize,
-    pub cuts_in_resyncs: usize,
-    pub spoilt: usize,
-    pub fixed: usize,
-}
-
-impl Ways {
-    pub fn least(&self) -> usize {
-        let all = [
-            self.requests,
-            self.handed_over,
-            self.logs_handed_over,
-            self.ended_elsewhere,
-            self.again,
-            self.pages_awaited,
-            self.shared_words,
-            self.parked,
-            self.held_logs,
-            self.unnamed,
-            self.held_flushes,
-            self.kicks,
-            self.made_dirty,
-            self.broken,
-            self.cuts,
-            self.cuts_in_kicks,
-            self.cuts_degraded,
-            self.cuts_with_loss,
-            self.repairs,
-            self.borrowed,
-            self.holes,
-            self.closed,
-            self.recovered,
-            self.replaced,
-            self.resynced,
-            self.checked,
-            self.incoming_lost,
-            self.syncs_stopped,
-            self.cuts_in_recoveries,
-            self.cuts_in_resyncs,
-            self.spoilt,
-            self.fixed,
-        ];
-        all.into_iter().min().unwrap_or(0)
-    }
 }
 
 /// The kinds of things that happen by themselves.
