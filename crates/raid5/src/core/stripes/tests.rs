@@ -231,3 +231,38 @@ fn a_block_that_a_member_cannot_read_is_calculated_and_written() {
         (1, None)
     );
 }
+
+/// A member that keeps failing to read is kicked, though its blocks can be calculated.
+#[test]
+fn a_member_that_fails_too_many_reads_is_kicked() {
+    let mut array = Array::new(false, true);
+    let most = 20;
+    for turn in 0..=most {
+        // Pages of stripes at rest would have the block.
+        array.common.give_way();
+        let data = Buffer::anonymous(4096).expect("memory");
+        array.queues[0].submit(Request::with_buffers(Op::Read, 0, vec![data], 0));
+        let mut ios = array.go(0);
+        let slot = ios[0].slot;
+        // Both reads fail; the calculated block is written.
+        while array.done(0).is_empty() && array.queues[0].errands.is_empty() {
+            for io in std::mem::take(&mut ios) {
+                let ok = io.slot != slot || io.op != Op::Read;
+                array.queues[0].ended(io.token, ok);
+            }
+            ios = array.go(0);
+        }
+        assert_eq!(array.queues[0].errands.is_empty(), turn < most, "{turn}");
+    }
+    assert_eq!(array.queues[0].errands.len(), 1);
+    array.queues[0].named(0);
+    let others = array.go(0);
+    assert_eq!(
+        others.len(),
+        MEMBERS - 1,
+        "it is calculated from the others"
+    );
+    array.end(0, others, MEMBERS);
+    assert_eq!(array.done(0), [Status::Ok]);
+    assert!(array.common.missing().is_some());
+}

@@ -190,8 +190,9 @@ impl World {
         let devices = devices.map(|bytes| Device::new(bytes, volatile));
         let mut devices: Vec<Device> = devices.collect();
         let mut unreadable = 0;
-        if begin >= 8 {
-            let slot = rng.usize(..spare);
+        if begin >= 8 || begin < 4 && rng.bool() {
+            let live: Vec<usize> = disk.live().collect();
+            let slot = *rng.choice(&live).expect("some of them");
             let first = DATA_SECTORS + rng.u64(..stripes * STRIPE_SECTORS);
             devices[slot].spoil(first..first + rng.u64(1..40));
             unreadable = 1 << slot;
