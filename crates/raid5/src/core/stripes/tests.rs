@@ -1,10 +1,10 @@
 //! Failures of two members, step by step. Without caches no flush shows the second one.
 
-use super::MemberIo;
 use super::common::{Common, Setup};
 use super::queue::{Errand, Mail, QueueCore};
 use super::world::slots_of;
-use crate::core::members::Members;
+use super::{Action, MemberIo};
+use crate::core::members::{Incoming, Members};
 use crate::core::slots::Unsynced;
 use crate::words::{Owner, Room};
 use crate::{Geometry, Layout, Policy, STRIPE_BYTES, STRIPE_SECTORS};
@@ -21,13 +21,19 @@ struct Array {
 
 impl Array {
     fn new(volatile: bool, dirty: bool) -> Array {
+        let members = Members::new((0..MEMBERS).map(Some).collect(), None);
+        Array::of(members, volatile, dirty)
+    }
+
+    /// With a device more than there are members.
+    fn of(members: Members, volatile: bool, dirty: bool) -> Array {
         let sectors = 8 * STRIPE_SECTORS;
         let geometry = Geometry::new(MEMBERS as u32, 8, Layout::LeftSymmetric, sectors);
         let common = Common::new(Setup {
             geometry: geometry.expect("a geometry"),
             policy: Policy::Resync,
-            slots: slots_of(MEMBERS, volatile, false),
-            members: Members::new((0..MEMBERS).map(Some).collect(), None),
+            slots: slots_of(MEMBERS + 1, volatile, false),
+            members,
             unsynced: Unsynced::default(),
             dirty,
             most_read_errors: 20,
@@ -265,4 +271,33 @@ fn a_member_that_fails_too_many_reads_is_kicked() {
     array.end(0, others, MEMBERS);
     assert_eq!(array.done(0), [Status::Ok]);
     assert!(array.common.missing().is_some());
+}
+
+/// A stripe can't be rebuilt, since another member can't read: the device is left out before anybody counts on it.
+#[test]
+fn a_rebuild_that_cannot_be_done_leaves_its_device_out() {
+    let slots = (0..MEMBERS).map(|role| (role != 0).then_some(role));
+    let incoming = Incoming::new(MEMBERS, 0, 0, false);
+    let mut array = Array::of(Members::new(slots.collect(), Some(incoming)), false, true);
+    array.queues[0]
+        .start_sync(Action::Recover)
+        .expect("it begins");
+    array.queues[0].allow_stripes(1);
+    let ios = array.go(0);
+    assert_eq!(ios.len(), MEMBERS - 1);
+    for io in &ios {
+        array.queues[0].ended(io.token, io.slot != 2);
+    }
+    assert_eq!(array.go(0).len(), 0);
+    assert_eq!(array.queues[0].errands, [names(1 << MEMBERS)]);
+    // Its block isn't read meanwhile.
+    let data = Buffer::anonymous(4096).expect("memory");
+    array.queues[1].submit(Request::with_buffers(Op::Read, 0, vec![data], 0));
+    assert!(array.go(1).iter().all(|io| io.slot != MEMBERS));
+    array.queues[0].named(0);
+    array.go(0);
+    let end = array.queues[0].take_synced().expect("it has ended");
+    assert!(!end.is_whole && end.done_sectors == 0, "{end:?}");
+    assert!(array.common.recovered().is_none() && array.common.missing() == Some(0));
+    assert!(!array.common.is_broken());
 }
