@@ -301,3 +301,55 @@ fn a_rebuild_that_cannot_be_done_leaves_its_device_out() {
     assert!(array.common.recovered().is_none() && array.common.missing() == Some(0));
     assert!(!array.common.is_broken());
 }
+
+/// A working member and a device that replaces it, which holds all stripes.
+fn replaced(dirty: bool) -> Array {
+    let slots = (0..MEMBERS).map(Some).collect();
+    let incoming = Incoming::new(MEMBERS, 0, 8, false);
+    let mut array = Array::of(Members::new(slots, Some(incoming)), false, dirty);
+    array.queues[0]
+        .start_sync(Action::Recover)
+        .expect("it begins");
+    assert_eq!(array.queues[0].errands, [Errand::Recovered(8)]);
+    array.queues[0].errands.clear();
+    array
+}
+
+/// The others' superblocks know neither the device that was to take over nor the member before it.
+#[test]
+fn a_takeover_that_superblocks_fail_leaves_no_member() {
+    let mut array = replaced(true);
+    array.queues[0].sync_told(0);
+    array.go(0);
+    let takes_over = Errand::Name {
+        failed: 0,
+        takes_over: true,
+    };
+    assert_eq!(array.queues[0].errands, [takes_over]);
+    array.queues[0].named(1 << MEMBERS);
+    array.go(0);
+    assert_eq!(array.common.missing(), Some(0));
+    assert!(array.common.recovered().is_none() && !array.common.is_broken());
+}
+
+/// A device fails a superblock while another queue's stop is past its look at failures: it is named by a stop of its own.
+#[test]
+fn a_device_that_fails_while_another_stop_ends_is_named_by_the_next() {
+    let mut array = replaced(false);
+    let row = array.common.geometry.row_sectors();
+    let data = Buffer::anonymous(row as usize * 512).expect("memory");
+    array.queues[1].submit(Request::with_buffers(Op::Write, 0, vec![data], 0));
+    assert_eq!(array.go(1).len(), 0);
+    assert_eq!(array.queues[1].errands, [names(0)]);
+    array.queues[0].sync_told(1 << MEMBERS);
+    array.go(0);
+    assert_eq!(array.queues[0].errands, []);
+    array.queues[1].named(0);
+    let writes = array.go(1);
+    assert_eq!(writes.len(), MEMBERS + 1);
+    // The next stop waits for them.
+    array.deliver(1);
+    array.end(1, writes, MEMBERS + 1);
+    array.deliver(1);
+    assert_eq!(array.queues[0].errands, [names(1 << MEMBERS)]);
+}
