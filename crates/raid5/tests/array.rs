@@ -16,6 +16,7 @@ use pvblk_raid5::{
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// The two cores of an array.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +58,7 @@ impl Served {
     /// Polls the queue, after background work.
     fn poll(&self, queue: &mut Queue, done: &mut Vec<Completion>) -> usize {
         if let Served::Words(_, background) = self {
-            background.lock().work();
+            background.lock().work(Duration::ZERO);
         }
         queue.poll(done)
     }

@@ -21,6 +21,7 @@ use pvblk_sys::Poller;
 use started::prepared;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
+use std::time::Duration;
 
 type Named = (String, Arc<dyn BlockDevice>);
 
@@ -57,7 +58,7 @@ fn write(sector: u64, byte: u8) -> Box<Request> {
 fn finish(queue: &mut Queue, background: &mut StripeBackground) -> Vec<u8> {
     let mut done = Vec::new();
     for _ in 0..1_000_000 {
-        background.work();
+        background.work(Duration::ZERO);
         queue.poll(&mut done);
         if let Some(Completion { request, status }) = done.pop() {
             assert_eq!(status, Status::Ok);
@@ -106,7 +107,7 @@ fn the_background_finishes_a_queue_that_is_closed_with_work() {
     drop(first);
     let mut done = Vec::new();
     (0..100).for_each(|_| {
-        background.work();
+        background.work(Duration::ZERO);
         assert_eq!(second.poll(&mut done), 0);
     });
     gates.iter().for_each(|gate| gate.lock().closed = false);

@@ -48,10 +48,57 @@ fn later(disks: &[Named], new: Option<&CreateOptions>) -> Assembly {
     prepared_with(disks.to_vec(), new, &options)
 }
 
-fn start(assembly: Assembly) -> (Arc<StripeArray>, StripeBackground) {
-    let array = StripeArray::start(assembly, &ArrayOptions::default()).unwrap();
-    let background = StripeBackground::new(&array);
-    (array, background)
+/// The array around the core without a lock; its time stands still but for [`Words::until`].
+struct Words {
+    array: Arc<StripeArray>,
+    device: Arc<dyn BlockDevice>,
+    background: StripeBackground,
+    now: Duration,
+}
+
+impl Words {
+    fn start(assembly: Assembly) -> Words {
+        let array = StripeArray::start(assembly, &ArrayOptions::default()).unwrap();
+        Words {
+            background: StripeBackground::new(&array),
+            device: array.clone(),
+            array,
+            now: Duration::ZERO,
+        }
+    }
+
+    fn run(&mut self, op: Op, sector: u64, byte: u8) -> Vec<u8> {
+        let step = || self.background.work(self.now);
+        run(&self.device, step, op, sector, byte)
+    }
+
+    fn fill(&mut self) {
+        fill(&self.device, || self.background.work(self.now));
+    }
+
+    fn holds(&mut self, first: u8) {
+        holds(&self.device, || self.background.work(self.now), first);
+    }
+
+    fn tick(&mut self) {
+        self.now += Duration::from_millis(1);
+        self.background.work(self.now);
+    }
+
+    fn until(&mut self, is: impl Fn(&StripeArray) -> bool) {
+        for _ in 0..1_000_000 {
+            if is(&self.array) {
+                return;
+            }
+            self.tick();
+        }
+        panic!("it never is");
+    }
+
+    fn close(self) {
+        drop((self.background, self.device));
+        self.array.close().unwrap();
+    }
 }
 
 /// Submits a request, and waits for its end.
@@ -84,16 +131,40 @@ fn stamp(sector: u64) -> u8 {
     (sector / 8 % 251) as u8
 }
 
-/// A block that was read is full of a byte.
-fn holds(block: &[u8], sector: u64, byte: u8) {
-    let is_it = block.iter().all(|found| *found == byte);
-    assert!(is_it, "sector {sector} has {} and not {byte}", block[0]);
-}
-
 /// Blocks all over the array.
 fn some(array: &dyn BlockDevice) -> impl Iterator<Item = u64> + use<> {
     (0..array.capacity_sectors()).step_by(8 * 37)
 }
+
+/// Writes a stamp to each of these blocks.
+fn fill(array: &Arc<dyn BlockDevice>, mut step: impl FnMut()) {
+    for sector in some(&**array) {
+        run(array, &mut step, Op::Write, sector, stamp(sector));
+    }
+}
+
+/// The blocks hold their stamps, and the first one a byte.
+fn holds(array: &Arc<dyn BlockDevice>, mut step: impl FnMut(), first: u8) {
+    for sector in some(&**array) {
+        let byte = if sector == 0 { first } else { stamp(sector) };
+        let block = run(array, &mut step, Op::Read, sector, 0);
+        let is_it = block.iter().all(|found| *found == byte);
+        assert!(is_it, "sector {sector} has {} and not {byte}", block[0]);
+    }
+}
+
+/// A disk that fails writes from a sector on, as soon as it is told to.
+fn mortal(disk: &mut Named, first: u64) -> Arc<AtomicBool> {
+    let dead = Arc::new(AtomicBool::new(false));
+    let fails = Arc::clone(&dead);
+    let rule =
+        move |r: &Request| r.op.is_write() && r.sector >= first && fails.load(Ordering::Relaxed);
+    disk.1 = Failing::over(&disk.1, Arc::new(rule));
+    dead
+}
+
+/// The first sector behind a superblock.
+const DATA: u64 = 17;
 
 /// Fails a member of an array that the core with a lock serves, and begins to make another device the member; `replaces`: of a member that works.
 fn begun(consistency: Consistency, replaces: bool) -> Vec<Named> {
@@ -103,12 +174,10 @@ fn begun(consistency: Consistency, replaces: bool) -> Vec<Named> {
     let mut background = BackgroundWork::new(&array).unwrap();
     array.set_speed(1, 1).unwrap();
     let device: Arc<dyn BlockDevice> = array.clone();
-    for sector in some(&*array) {
-        let step = || {
-            background.step(Duration::ZERO);
-        };
-        run(&device, step, Op::Write, sector, stamp(sector));
-    }
+    let step = || {
+        background.step(Duration::ZERO);
+    };
+    fill(&device, step);
     let spare = disk("spare");
     array.add(&spare.0, &spare.1, false, &mut sleepy()).unwrap();
     disks.push(spare);
@@ -123,15 +192,6 @@ fn begun(consistency: Consistency, replaces: bool) -> Vec<Named> {
     drop(background);
     array.stop(&mut sleepy()).unwrap();
     disks
-}
-
-/// Steps until it is so; the limit is for a machine that is very busy.
-fn until(background: &mut StripeBackground, mut is: impl FnMut(&mut StripeBackground) -> bool) {
-    let begin = Instant::now();
-    while !is(background) {
-        background.work();
-        assert!(begin.elapsed() < Duration::from_secs(300), "it never is");
-    }
 }
 
 /// Sectors of members whose parity is wrong, as the core with a lock finds them.
@@ -156,14 +216,10 @@ fn is_right(disks: &[Named], last: u8) {
     let array = Raid5::start(assembly, &ArrayOptions::default()).unwrap();
     let mut background = BackgroundWork::new(&array).unwrap();
     let device: Arc<dyn BlockDevice> = array.clone();
-    for sector in some(&*array) {
-        let step = || {
-            background.step(Duration::ZERO);
-        };
-        let expected = if sector == 0 { last } else { stamp(sector) };
-        let found = run(&device, step, Op::Read, sector, 0);
-        holds(&found, sector, expected);
-    }
+    let step = || {
+        background.step(Duration::ZERO);
+    };
+    holds(&device, step, last);
     drop(background);
     assert_eq!(wrong_parity(&array), 0);
 }
@@ -182,51 +238,35 @@ fn a_rebuild_that_was_begun_goes_on_and_is_done() {
             };
             let before = recovered(&assembly);
             assert!(before > 0, "it was begun");
-            let (array, mut background) = start(assembly);
+            let mut words = Words::start(assembly);
             // It is cut short.
             assert_eq!(
-                (array.rebuilding(), array.failed().is_none()),
+                (words.array.rebuilding(), words.array.failed().is_none()),
                 (Some(2), replaces)
             );
-            let begin = Instant::now();
-            while array.rebuilt_sectors() <= Some(before) {
-                background.work();
-                assert!(
-                    begin.elapsed() < Duration::from_secs(300),
-                    "it never goes on"
-                );
-            }
-            drop(background);
-            array.close().unwrap();
-            drop(array);
+            words.until(|array| array.rebuilt_sectors() > Some(before));
+            words.close();
             let assembly = prepared(disks.clone(), None);
             assert!(recovered(&assembly) > before);
-            let (array, mut background) = start(assembly);
-            let device: Arc<dyn BlockDevice> = array.clone();
-            let mut writes = 0;
-            until(&mut background, |background| {
-                // Somebody uses it meanwhile; at rest it is fast.
-                if writes < 20 {
-                    writes += 1;
-                    run(&device, || background.work(), Op::Write, 0, writes);
-                }
-                array.rebuilding().is_none()
-            });
-            assert_eq!(array.failed(), None);
-            for sector in some(&*array).skip(1) {
-                let found = run(&device, || background.work(), Op::Read, sector, 0);
-                holds(&found, sector, stamp(sector));
+            let mut words = Words::start(assembly);
+            // Somebody uses it meanwhile; at rest it is fast.
+            for byte in 1..=20 {
+                words.run(Op::Write, 0, byte);
+                words.tick();
             }
-            drop((background, device));
-            array.close().unwrap();
-            is_right(&disks, writes);
+            assert_eq!(words.array.rebuilding(), Some(2));
+            words.until(|array| array.rebuilding().is_none());
+            assert_eq!(words.array.failed(), None);
+            words.holds(20);
+            words.close();
+            is_right(&disks, 20);
             // The device that had the place isn't needed.
             let others: Vec<Named> = disks
                 .iter()
                 .filter(|(name, _)| name != "2")
                 .cloned()
                 .collect();
-            is_right(&others, writes);
+            is_right(&others, 20);
         }
     }
 }
@@ -235,23 +275,13 @@ fn a_rebuild_that_was_begun_goes_on_and_is_done() {
 fn a_device_that_fails_while_it_is_rebuilt_is_left_out() {
     let mut disks = begun(Consistency::Ppl, false);
     let whole = disks.clone();
-    let dead = Arc::new(AtomicBool::new(false));
-    let fails = Arc::clone(&dead);
-    disks[4].1 = Failing::over(
-        &whole[4].1,
-        Arc::new(move |r| r.op.is_write() && r.sector > 16 && fails.load(Ordering::Relaxed)),
-    );
-    let (array, mut background) = start(prepared(disks, None));
+    let dead = mortal(&mut disks[4], DATA);
+    let mut words = Words::start(prepared(disks, None));
     dead.store(true, Ordering::Relaxed);
-    until(&mut background, |_| array.rebuilding().is_none());
-    assert_eq!(array.failed(), Some(2));
-    let device: Arc<dyn BlockDevice> = array.clone();
-    for sector in some(&*array) {
-        let found = run(&device, || background.work(), Op::Read, sector, 0);
-        holds(&found, sector, stamp(sector));
-    }
-    drop((background, device));
-    array.close().unwrap();
+    words.until(|array| array.rebuilding().is_none());
+    assert_eq!(words.array.failed(), Some(2));
+    words.holds(0);
+    words.close();
     let assembly = prepared(whole, None);
     assert_eq!(assembly.failed(), Some(2));
     assert!(assembly.incoming.is_none(), "superblocks leave it out");
@@ -273,27 +303,15 @@ fn parity_is_made_right_while_it_serves() {
                 );
             }
         }
-        let (array, mut background) = start(later(&disks, Some(&how(consistency, false))));
-        assert_eq!(array.in_sync_sectors(), Some(8));
-        let device: Arc<dyn BlockDevice> = array.clone();
-        for sector in some(&*array) {
-            run(
-                &device,
-                || background.work(),
-                Op::Write,
-                sector,
-                stamp(sector),
-            );
-        }
+        let mut words = Words::start(later(&disks, Some(&how(consistency, false))));
+        assert_eq!(words.array.in_sync_sectors(), Some(8));
+        words.fill();
         // Cut short; the next start goes on.
-        drop((background, device));
-        array.close().unwrap();
-        drop(array);
-        let (array, mut background) = start(later(&disks, None));
-        assert!(array.in_sync_sectors().is_some());
-        until(&mut background, |_| array.in_sync_sectors().is_none());
-        drop(background);
-        array.close().unwrap();
+        words.close();
+        let mut words = Words::start(later(&disks, None));
+        assert!(words.array.in_sync_sectors().is_some());
+        words.until(|array| array.in_sync_sectors().is_none());
+        words.close();
         is_right(&disks, 0);
     }
 }
@@ -302,36 +320,19 @@ fn parity_is_made_right_while_it_serves() {
 #[test]
 fn a_member_that_fails_during_a_resync_is_missed() {
     let disks = disks(4);
-    let dead = Arc::new(AtomicBool::new(false));
-    let fails = Arc::clone(&dead);
     let mut failing = disks.clone();
-    failing[1].1 = Failing::over(
-        &disks[1].1,
-        Arc::new(move |r| r.op.is_write() && r.sector > 16 && fails.load(Ordering::Relaxed)),
-    );
-    let (array, mut background) = start(later(&failing, Some(&how(Consistency::Resync, false))));
-    assert_eq!(array.in_sync_sectors(), Some(8));
-    let device: Arc<dyn BlockDevice> = array.clone();
+    let dead = mortal(&mut failing[1], DATA);
+    let assembly = later(&failing, Some(&how(Consistency::Resync, false)));
+    let mut words = Words::start(assembly);
+    assert_eq!(words.array.in_sync_sectors(), Some(8));
     dead.store(true, Ordering::Relaxed);
-    for sector in some(&*array) {
-        run(
-            &device,
-            || background.work(),
-            Op::Write,
-            sector,
-            stamp(sector),
-        );
-    }
+    words.fill();
+    let array = &words.array;
     assert_eq!((array.failed(), array.in_sync_sectors()), (Some(1), None));
-    drop((background, device));
-    array.close().unwrap();
-    let (array, mut background) = start(later(&disks, None));
-    assert_eq!(array.failed(), Some(1));
-    let device: Arc<dyn BlockDevice> = array.clone();
-    for sector in some(&*array) {
-        let found = run(&device, || background.work(), Op::Read, sector, 0);
-        holds(&found, sector, stamp(sector));
-    }
+    words.close();
+    let mut words = Words::start(later(&disks, None));
+    assert_eq!(words.array.failed(), Some(1));
+    words.holds(0);
 }
 
 /// Data that the array's pages hold is read from the members all the same.
@@ -339,20 +340,12 @@ fn a_member_that_fails_during_a_resync_is_missed() {
 fn wrong_parity_is_counted_and_repaired() {
     for consistency in ALL {
         let disks = disks(4);
-        let (array, mut background) = start(later(&disks, Some(&how(consistency, true))));
-        let device: Arc<dyn BlockDevice> = array.clone();
-        for sector in some(&*array) {
-            run(
-                &device,
-                || background.work(),
-                Op::Write,
-                sector,
-                stamp(sector),
-            );
-        }
+        let mut words = Words::start(later(&disks, Some(&how(consistency, true))));
+        words.fill();
+        let array = Arc::clone(&words.array);
         let mut check = |action| {
             array.sync(action).unwrap();
-            until(&mut background, |_| array.synced().is_some());
+            words.until(|array| array.synced().is_some());
             let synced = array.synced().unwrap();
             assert!(synced.is_whole && synced.action == action, "{synced:?}");
             synced.mismatch_sectors
@@ -369,9 +362,7 @@ fn wrong_parity_is_counted_and_repaired() {
         assert_eq!(check(SyncAction::Check), 16, "a check changes nothing");
         assert_eq!(check(SyncAction::Repair), 16);
         assert_eq!(check(SyncAction::Check), 0);
-        drop(device);
-        drop(background);
-        array.close().unwrap();
+        words.close();
     }
 }
 
@@ -379,15 +370,10 @@ fn wrong_parity_is_counted_and_repaired() {
 /// log's entry from before must not make it wrong after a power cut.
 #[test]
 fn a_log_does_not_outlive_writes_without_parity() {
-    for words in [false, true] {
+    for is_words in [false, true] {
         let disks = begun(Consistency::Ppl, true);
-        let dead = Arc::new(AtomicBool::new(false));
-        let fails = Arc::clone(&dead);
         let mut failing = disks.clone();
-        failing[2].1 = Failing::over(
-            &disks[2].1,
-            Arc::new(move |r| r.op.is_write() && fails.load(Ordering::Relaxed)),
-        );
+        let dead = mortal(&mut failing[2], 0);
         let assembly = prepared(failing, None);
         let geometry = assembly.geometry;
         let mut stripes = (0..geometry.stripes()).rev();
@@ -399,16 +385,16 @@ fn a_log_does_not_outlive_writes_without_parity() {
             .find(|stripe| geometry.stripe_data(*stripe, 0) == 2)
             .unwrap();
         let its = geometry.stripe_array_sector(other, 0);
-        if words {
-            let (array, mut background) = start(assembly);
-            let device: Arc<dyn BlockDevice> = array.clone();
-            run(&device, || background.work(), Op::Write, block(0), 1);
+        if is_words {
+            let mut words = Words::start(assembly);
+            words.run(Op::Write, block(0), 1);
             dead.store(true, Ordering::Relaxed);
-            run(&device, || background.work(), Op::Write, its, 3);
-            run(&device, || background.work(), Op::Write, block(1), 2);
+            words.run(Op::Write, its, 3);
+            words.run(Op::Write, block(1), 2);
+            let array = &words.array;
             assert_eq!((array.failed(), array.rebuilding()), (Some(2), Some(2)));
-            until(&mut background, |_| array.rebuilding().is_none());
-            assert_eq!(array.failed(), None);
+            words.until(|array| array.rebuilding().is_none());
+            assert_eq!(words.array.failed(), None);
         } else {
             let array = Raid5::start(assembly, &ArrayOptions::default()).unwrap();
             let mut background = BackgroundWork::new(&array).unwrap();
@@ -433,7 +419,7 @@ fn a_log_does_not_outlive_writes_without_parity() {
         // Power is cut: nobody ends in order.
         let assembly = prepared(disks, None);
         let array = Raid5::start(assembly, &ArrayOptions::default()).unwrap();
-        assert_eq!(wrong_parity(&array), 0, "words: {words}");
+        assert_eq!(wrong_parity(&array), 0, "words: {is_words}");
     }
 }
 
@@ -441,8 +427,8 @@ fn a_log_does_not_outlive_writes_without_parity() {
 #[test]
 fn the_arrays_own_thread_rebuilds() {
     let disks = begun(Consistency::Resync, false);
-    let (array, background) = start(prepared(disks.clone(), None));
-    drop(background);
+    let assembly = prepared(disks.clone(), None);
+    let array = StripeArray::start(assembly, &ArrayOptions::default()).unwrap();
     array.keep().unwrap();
     let begin = Instant::now();
     while array.rebuilding().is_some() {

@@ -191,8 +191,8 @@ impl StripeArray {
 
     /// Sectors of each member, from the start, whose parity is known to be right; `None`: all.
     pub fn in_sync_sectors(&self) -> Option<u64> {
-        let unsynced = self.shared.common.unsynced();
-        unsynced.front().map(|range| range.start * STRIPE_SECTORS)
+        let first = self.shared.common.first_unsynced();
+        first.map(|stripe| stripe * STRIPE_SECTORS)
     }
 
     /// From now on so many stripes may have pages; those that are too many go as soon as nobody works on them.
@@ -208,8 +208,8 @@ impl StripeArray {
     fn stop(&self) -> Result<(), Error> {
         let mut disk = self.shared.disk.lock();
         let common = &self.shared.common;
-        let (recovered, unsynced) = (common.recovered(), common.unsynced());
-        let is_settled = recovered.is_none() && unsynced.is_empty();
+        let (recovered, unsynced) = (common.recovered(), common.first_unsynced());
+        let is_settled = recovered.is_none() && unsynced.is_none();
         if common.is_broken() || !disk.assembly.dirty && is_settled {
             return Ok(());
         }
@@ -217,9 +217,7 @@ impl StripeArray {
         if let Some((_, stripes)) = recovered {
             disk.apply(Errand::Recovered(stripes));
         }
-        let first = unsynced
-            .front()
-            .map_or(u64::MAX / STRIPE_SECTORS, |r| r.start);
+        let first = unsynced.unwrap_or(u64::MAX / STRIPE_SECTORS);
         disk.apply(Errand::Resynced(first));
         disk.set_corrected(|slot| common.corrected(slot));
         write_clean(&mut disk.assembly, &mut sleepy())
@@ -287,7 +285,7 @@ impl Close for StripeArray {
         drop(thread);
         let mut background = StripeBackground::last(self);
         let is_over = finish_within(LAST_WAIT, || {
-            background.work();
+            background.work(Duration::ZERO);
             self.shared.orders.has_queues().then_some(false)
         });
         if !is_over {

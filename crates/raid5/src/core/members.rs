@@ -33,6 +33,11 @@ impl Incoming {
             by_bitmap,
         }
     }
+
+    /// True if it has all sectors of a role's data before `end_sector`.
+    pub fn holds(&self, role: usize, end_sector: u64) -> bool {
+        self.role == role && end_sector <= self.done * STRIPE_SECTORS
+    }
 }
 
 /// See the module's documentation.
@@ -131,8 +136,7 @@ impl Members {
 
     /// Where a role's sectors are read without their stripes' heads: those before `end_sector` of its data.
     pub fn reads_directly(&self, role: usize, end_sector: u64) -> Option<usize> {
-        let rebuilt = |i: &Incoming| end_sector <= i.done * STRIPE_SECTORS;
-        let incoming = self.incoming_of(role).filter(rebuilt);
+        let incoming = self.incoming.filter(|i| i.holds(role, end_sector));
         self.slot(role).or(incoming.map(|i| i.slot))
     }
 

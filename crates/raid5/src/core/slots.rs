@@ -86,7 +86,7 @@ impl Slots {
 }
 
 /// Stripes whose parity isn't known to be right: ranges in order.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Unsynced(pub Vec<Range<u64>>);
 
 impl Unsynced {

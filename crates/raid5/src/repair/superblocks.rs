@@ -65,21 +65,18 @@ pub(in super::super) fn write_progress(
     renew(assembly, &all, false, events, now_secs);
     let mut failed = Vec::new();
     for at in all {
-        let written = each(&[at], &mut disks, |at, disk| match at.of(assembly) {
-            Some(member) => write_one(&member.superblock, disk, idle),
-            None => Ok(()),
-        });
-        match written {
-            Ok(()) => {}
-            Err(Failure {
-                at: Some(at),
-                error,
-            }) => {
-                tracing::warn!("raid5: superblock of {at:?}: {error}");
-                failed.push(at);
-            }
-            Err(Failure { at: None, error }) => return Err(error),
+        let Some(member) = at.of(assembly) else {
+            continue;
+        };
+        let disk = disks.at(at)?;
+        let Err(error) = write_one(&member.superblock, disk, idle) else {
+            continue;
+        };
+        if disk.is_ended() {
+            return Err(error);
         }
+        tracing::warn!("raid5: superblock of {}: {error}", member.name);
+        failed.push(at);
     }
     Ok(failed)
 }

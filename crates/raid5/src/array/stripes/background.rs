@@ -128,6 +128,7 @@ impl Orders {
 /// The background work of an array: [`StripeArray::keep`] starts a thread for it, tests step it.
 pub struct StripeBackground {
     shared: Arc<Shared>,
+    /// From here its thread counts time.
     begin: Instant,
     forgive_at: Duration,
     sync: SyncQueue,
@@ -153,8 +154,8 @@ impl StripeBackground {
         background
     }
 
-    /// Does what is due.
-    pub fn work(&mut self) {
+    /// Does what is due; `now` counts from any moment.
+    pub fn work(&mut self, now: Duration) {
         let wanted = std::mem::take(&mut *self.shared.orders.superblocks.lock());
         for Wanted { by, errand } in wanted {
             let failed = self.write_superblocks(errand);
@@ -173,7 +174,6 @@ impl StripeBackground {
         queues
             .into_iter()
             .for_each(|queue| self.shared.orders.put_back(queue));
-        let now = self.begin.elapsed();
         if now >= self.forgive_at {
             self.forgive_at = now + FORGIVE;
             self.shared.common.forgive_read_errors();
@@ -202,7 +202,7 @@ impl StripeBackground {
 
 impl Background for StripeBackground {
     fn step(&mut self) -> Due {
-        self.work();
+        self.work(self.begin.elapsed());
         let look = self.shared.orders.has_queues().then_some(LOOK);
         let nap = look.into_iter().chain(self.sync.nap()).min();
         nap.map_or(Due::Never, |nap| Due::At(Instant::now() + nap))

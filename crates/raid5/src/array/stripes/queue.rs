@@ -3,8 +3,8 @@
 use super::{Shared, number, owner};
 use crate::array::lower::{arm_members, below, open_entries};
 use crate::array::requests::{MemberRequest, MemberRequests};
-use crate::core::stripes::{Mail, QueueCore};
-use crate::core::{Token, Work};
+use crate::core::stripes::{Mail, QueueCore, SyncEnd};
+use crate::core::{SyncNow, Token, Work};
 use crate::words::Owner;
 use pvblk_block::stacked::{CompletionQueue, LowerQueue, finish_within};
 use pvblk_block::{Completion, DeviceQueue, Error, QueueContext, Readiness, Request, Status};
@@ -174,6 +174,15 @@ impl QueueState {
         let result = call(&mut self.core);
         self.run();
         result
+    }
+
+    /// The action of this queue that is under way.
+    pub(super) fn sync_now(&self) -> Option<SyncNow> {
+        self.core.sync_now()
+    }
+
+    pub(super) fn take_synced(&mut self) -> Option<SyncEnd> {
+        self.core.take_synced()
     }
 
     pub(super) fn wait_fd(&self) -> BorrowedFd<'_> {

@@ -38,32 +38,29 @@ impl SyncQueue {
         if let Some(queue) = &mut self.queue {
             while queue.progress() {}
         }
-        let queue = self.queue.as_deref_mut();
-        if queue
-            .and_then(|queue| queue.step(|core| core.sync_now()))
-            .is_none()
-        {
+        let is_under_way = |queue: &QueueState| queue.sync_now().is_some();
+        if !self.queue.as_deref().is_some_and(is_under_way) {
             self.begin(shared, now);
         }
         let Some(queue) = &mut self.queue else { return };
-        let unused = queue.step(|core| core.allow_stripes(0));
-        self.pace.note_begun(self.allowed.saturating_sub(unused));
         let speeds = Speeds {
             min_kib: SPEED_MIN_KIB,
             max_kib: SPEED_MAX_KIB,
         };
-        self.allowed = self.pace.stripes(now, speeds);
-        let most = self.allowed;
-        let sync = queue.step(|core| {
-            core.allow_stripes(most);
-            core.sync_now()
+        let (pace, allowed) = (&mut self.pace, &mut self.allowed);
+        queue.step(|core| {
+            let unused = core.allow_stripes(0);
+            pace.note_begun(allowed.saturating_sub(unused));
+            *allowed = pace.stripes(now, speeds);
+            core.allow_stripes(*allowed);
         });
+        let sync = queue.sync_now();
         if let Some(sync) = sync
             && self.pace.is_checkpoint_due(now, &sync)
         {
             queue.step(|core| core.checkpoint());
         }
-        if let Some(synced) = queue.step(|core| core.take_synced()) {
+        if let Some(synced) = queue.take_synced() {
             tell(shared, &synced);
             shared.orders.set_synced(synced);
         }

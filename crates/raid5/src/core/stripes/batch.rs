@@ -299,7 +299,7 @@ impl QueueCore {
             // All wait for it.
             Kind::Fix => record.fail_stripe(),
             // A check passes over it.
-            Kind::Sync(action) => vec![record.sync_done(action != Action::Recover, false)],
+            Kind::Sync(action) => vec![record.sync_done(action != Action::Recover)],
             Kind::Read | Kind::Write => {
                 let view = self.common.view(&self.now, &record.seen);
                 let pieces = record.taken(&view, &plan, parts);
@@ -339,7 +339,6 @@ impl QueueCore {
             plan,
             pieces: Vec::new(),
             calculation,
-            mismatch: false,
         });
         let Ok(partial) = partial else {
             tracing::error!("raid5: there is no memory for a log");
@@ -377,7 +376,7 @@ impl QueueCore {
             debug_assert!(false, "a calculation without a batch");
             return;
         };
-        batch.mismatch = work.mismatch;
+        record.waiting[0].mismatch = work.mismatch;
         if !is_left {
             return self.end_batch(token, work.pieces, true);
         }
@@ -482,7 +481,6 @@ impl QueueCore {
     ) {
         let record = token.record_mut();
         let batch = record.batch.take();
-        let mismatch = batch.as_ref().is_some_and(|batch| batch.mismatch);
         let parts = match record.kind() {
             Kind::Fix => {
                 if batch.is_some() && ok {
@@ -491,7 +489,7 @@ impl QueueCore {
                 record.known.bad = 0;
                 Vec::new()
             }
-            Kind::Sync(_) => vec![record.sync_done(ok, mismatch)],
+            Kind::Sync(_) => vec![record.sync_done(ok)],
             Kind::Read | Kind::Write => record.done(pieces, ok),
         };
         let blocks = self.common.geometry.data_members();

@@ -15,7 +15,6 @@ use crate::words::{
 use crate::{Geometry, PPL_HEADER_BYTES, Policy, Superblock, log_space_bytes, ppl_signature};
 use parking_lot::Mutex;
 use pvblk_block::{Error, Limits, SECTOR};
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -187,20 +186,18 @@ impl Membership {
         }
     }
 
-    /// As [`Members::reads_directly`].
+    /// Where a role's sectors are read without a word at this moment: those before `end_sector` of its data.
     pub(super) fn reads_directly(&self, role: usize, end_sector: u64) -> Option<usize> {
-        match (self.members.slot(role), self.incoming()) {
-            (None, Some(incoming)) => self.members.with(incoming).reads_directly(role, end_sector),
-            (slot, _) => slot,
-        }
+        let incoming = || self.incoming().filter(|i| i.holds(role, end_sector));
+        let slot = self.members.slot(role);
+        slot.or_else(|| Some(incoming()?.slot))
     }
 
     /// Stripes whose parity isn't known to be right.
-    pub(super) fn unsynced_ranges(&self) -> VecDeque<Range<u64>> {
-        let first = self.progress.resynced.load(Ordering::Acquire);
-        let ranges = self.unsynced.0.iter();
-        let left = ranges.map(|range| range.start.max(first)..range.end);
-        left.filter(|range| !range.is_empty()).collect()
+    pub(super) fn unsynced(&self) -> Unsynced {
+        let mut left = Unsynced::clone(&self.unsynced);
+        left.done_before(self.progress.resynced.load(Ordering::Acquire));
+        left
     }
 
     /// All devices that are written.
@@ -450,7 +447,7 @@ impl Common {
     /// The action that has to be done, if none is under way.
     pub fn wanted(&self) -> Option<Action> {
         let now = self.membership();
-        let resyncs = !now.unsynced_ranges().is_empty() && now.members.failed().is_none();
+        let resyncs = now.unsynced().first().is_some() && now.members.failed().is_none();
         match now.members.incoming() {
             _ if now.broken => None,
             Some(_) => Some(Action::Recover),
@@ -464,9 +461,9 @@ impl Common {
         Some((incoming.role, incoming.done))
     }
 
-    /// Stripes whose parity isn't known to be right, in order.
-    pub fn unsynced(&self) -> VecDeque<Range<u64>> {
-        self.membership().unsynced_ranges()
+    /// The first stripe whose parity isn't known to be right.
+    pub fn first_unsynced(&self) -> Option<u64> {
+        self.membership().unsynced().first()
     }
 
     /// Members that have to be flushed.

@@ -16,7 +16,7 @@
 //! It does no I/O, and knows no threads: whoever drives a queue carries out what the queue puts into its outputs, and tells it the end. A
 //! queue reads the common parts and changes them by words only; everything else that one has to tell another is [`Mail`].
 //!
-//! Not here yet: the bitmap, blocks that can't be read once, the stripe queue, time limits of devices.
+//! Not here yet: the bitmap, devices taken in while it serves, the stripe queue, time limits of devices.
 
 mod batch;
 mod common;

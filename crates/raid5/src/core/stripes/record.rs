@@ -52,7 +52,7 @@ pub struct Waiting {
     /// One of its blocks couldn't be had.
     failed: bool,
     /// Its turn in an action found that parity was wrong.
-    mismatch: bool,
+    pub(super) mismatch: bool,
 }
 
 /// A batch that is calculated.
@@ -60,8 +60,6 @@ pub struct Batch {
     pub(super) plan: Plan,
     pub(super) pieces: Vec<RoundPiece>,
     pub(super) calculation: Calculation,
-    /// A check found that parity was wrong.
-    pub(super) mismatch: bool,
 }
 
 /// See the module's documentation. A free word's record keeps pages and what is known of them.
@@ -152,10 +150,6 @@ pub fn blocks(geometry: &Geometry, stripe: u64, sectors: &Range<u64>) -> u64 {
 impl Waiting {
     pub fn has_failed(&self) -> bool {
         self.failed
-    }
-
-    pub fn has_mismatch(&self) -> bool {
-        self.mismatch
     }
 }
 
@@ -301,10 +295,9 @@ impl Stripe {
     }
 
     /// The stripe's turn in an action is over: takes out its part, for which the batch was.
-    pub(super) fn sync_done(&mut self, ok: bool, mismatch: bool) -> Waiting {
+    pub(super) fn sync_done(&mut self, ok: bool) -> Waiting {
         let mut waiting = self.waiting.remove(0);
         waiting.failed |= !ok;
-        waiting.mismatch = mismatch;
         waiting
     }
 }

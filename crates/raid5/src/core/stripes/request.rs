@@ -226,7 +226,7 @@ impl QueueCore {
     /// Parts of a batch are done: those of other queues go back to them.
     pub(super) fn end_parts(&mut self, parts: Vec<Waiting>) {
         for waiting in parts {
-            let (ok, mismatch) = (!waiting.has_failed(), waiting.has_mismatch());
+            let (ok, mismatch) = (!waiting.has_failed(), waiting.mismatch);
             let Waiting { place, part, .. } = waiting;
             let of = match part.of {
                 PartOf::Request { request, id, .. } => EndedOf::Request { request, id },

@@ -115,7 +115,7 @@ impl QueueCore {
         let ranges: VecDeque<Range<u64>> = match (action, incoming) {
             (Action::Recover, Some(incoming)) => std::iter::once(incoming.done..all).collect(),
             (Action::Recover, None) => return error("there is no device to rebuild"),
-            (Action::Resync, _) => self.now.unsynced_ranges(),
+            (Action::Resync, _) => self.now.unsynced().0.into(),
             _ if self.now.members.failed().is_some() => {
                 return error("a member is missing, so there is no parity to compare");
             }

@@ -548,7 +548,7 @@ impl World {
     /// One in so many I/O fails: more of logs and flushes, and more when another device has failed some.
     fn deadliness(&self, slot: usize, sector: u64) -> Option<u32> {
         let fails = self.fails?;
-        if !self.common.membership().unsynced_ranges().is_empty() {
+        if self.common.first_unsynced().is_some() {
             // The member's blocks would be lost.
             return None;
         }
