@@ -5,6 +5,7 @@ pub mod ask;
 mod away;
 mod background;
 mod bounce;
+mod control;
 mod detail;
 mod extents;
 mod lower;
@@ -18,16 +19,21 @@ mod told;
 pub use super::core::Counts as WriteCounts;
 pub use away::ReAdded;
 pub use background::BackgroundWork;
-pub use manage::{ArrayMember, ArrayState, ArraySync, MemberState, Recovered, SyncAction};
-pub use stripes::{StripeArray, StripeBackground, SyncEnd};
+pub use manage::{
+    ArrayMember, ArrayState, ArraySync, ManagedArray, MemberState, Recovered, SyncAction,
+};
+pub use stripes::{StripeArray, StripeBackground};
 
 use super::Geometry;
 use super::assemble::{Assembly, Incoming, Member};
+use super::bitmap::BitmapHeader;
 use super::blocking::{Blocking, Idle};
 use super::core::{Ability, Core, Kicked, MemberIo, Setup, Work, WritePath};
 use super::geometry::STRIPE_SECTORS;
 use super::identity::now_secs;
 use super::repair::write_superblocks;
+use super::superblock::Superblock;
+use control::{Control, Parts, Snapshot, spares_now};
 use parking_lot::Mutex;
 use pvblk_block::memory::Gauge;
 use pvblk_block::stacked::{BackgroundThread, CompletionQueue, QueueTable};
@@ -36,7 +42,9 @@ use pvblk_block::{
     Extent, Extents, Forwards, Incarnation, Limits, LossMarks, Questions, QueueContext, Reclaim,
 };
 use queue::ArrayQueue;
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -84,6 +92,7 @@ pub struct SpecParts {
     pub member_timeout: Option<Duration>,
     /// Members that were kicked for their time come back by themselves.
     pub re_add: bool,
+    pub core: CoreKind,
 }
 
 impl SpecParts {
@@ -110,6 +119,58 @@ impl MemberNames for NoNames {
     fn file(&self, _: &str) -> Option<PathBuf> {
         None
     }
+}
+
+/// The code that decides what becomes of requests (docs/decisions/0048-stripes-own-themselves.md).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CoreKind {
+    /// One lock for an array: [`Raid5`].
+    #[default]
+    Lock,
+    /// A word for each stripe: [`StripeArray`].
+    Words,
+}
+
+impl fmt::Display for CoreKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            CoreKind::Lock => "lock",
+            CoreKind::Words => "words",
+        })
+    }
+}
+
+impl FromStr for CoreKind {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<CoreKind, Error> {
+        let all = [CoreKind::Lock, CoreKind::Words];
+        let named = all.into_iter().find(|core| core.to_string() == text);
+        named.ok_or_else(|| Error::config(format!("{text}: no such core; use lock or words")))
+    }
+}
+
+/// Starts an array that was assembled and prepared, with a thread for its background work. `patterns`: see [`ManagedArray::found_in`].
+pub fn serve(
+    assembly: Assembly,
+    options: &ArrayOptions,
+    core: CoreKind,
+    patterns: Vec<String>,
+) -> Result<Arc<dyn BlockDevice>, Error> {
+    Ok(match core {
+        CoreKind::Lock => {
+            let array = Raid5::start(assembly, options)?;
+            array.found_in(patterns);
+            array.keep()?;
+            array
+        }
+        CoreKind::Words => {
+            let array = StripeArray::start(assembly, options)?;
+            array.found_in(patterns);
+            array.keep()?;
+            array
+        }
+    })
 }
 
 /// Options for serving an array.
@@ -159,7 +220,7 @@ struct MemberDevice {
 }
 
 struct ArrayShared {
-    name: String,
+    control: Control,
     core: Mutex<Core>,
     /// Partial writes wait for more, and nothing else is written.
     waiting: AtomicBool,
@@ -169,25 +230,13 @@ struct ArrayShared {
     devices: Mutex<Vec<Option<MemberDevice>>>,
     /// Counts changes of them.
     changes: AtomicU64,
-    /// Devices without a place.
-    spares: Mutex<Vec<Member>>,
     /// Devices that were members, and may have I/O left or come back.
     away: Mutex<Vec<away::Away>>,
     /// The one that comes back next.
     returning: Mutex<Option<Member>>,
     /// Abandoned I/O of queues.
     left_behind: Mutex<Vec<away::LeftBehind>>,
-    /// Held while a device is added.
-    adding: Mutex<()>,
-    /// As [`ArrayOptions::member_timeout`].
-    limit: Option<Duration>,
-    re_add: bool,
-    limits: Limits,
-    geometry: Geometry,
     lazy: bool,
-    names: Arc<dyn MemberNames>,
-    origin: Mutex<Origin>,
-    events: EventHub,
 }
 
 /// The means by which the array is found the next time.
@@ -222,80 +271,90 @@ impl ArrayShared {
         devices[slot] = Some(device);
         self.changes.fetch_add(1, Ordering::AcqRel);
     }
+}
 
-    /// The device of the member at a place.
+impl Parts for ArrayShared {
+    fn control(&self) -> &Control {
+        &self.control
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let core = self.core.lock();
+        let superblocks = core.superblocks().0;
+        let newest = superblocks.iter().flatten().max_by_key(|s| s.events);
+        let devices = self.devices.lock();
+        let name = |device: &Option<MemberDevice>| Some(device.as_ref()?.name.clone());
+        // Locked together, so that a spare that becomes a member is in one of the lists.
+        let spares = self.control.spares.lock();
+        Snapshot {
+            state: core.state(),
+            superblock: newest.cloned().expect("an array has members"),
+            names: devices.iter().map(name).collect(),
+            spares: spares_now(&spares),
+            lag: core.superblocks_lag(),
+        }
+    }
+
+    fn places(&self) -> Vec<Option<String>> {
+        let core = self.core.lock();
+        let devices = self.devices.lock();
+        let name = |slot: &Option<usize>| Some(devices.get((*slot)?)?.as_ref()?.name.clone());
+        core.slots_by_role().iter().map(name).collect()
+    }
+
+    fn devices(&self) -> Vec<Arc<dyn BlockDevice>> {
+        let devices = self.devices.lock();
+        let devices = devices.iter().flatten();
+        devices.map(|d| Arc::clone(&d.device)).collect()
+    }
+
     fn device_at(&self, place: usize) -> Option<Arc<dyn BlockDevice>> {
         let slot = (*self.core.lock().slots_by_role().get(place)?)?;
         let devices = self.devices.lock();
         Some(Arc::clone(&devices.get(slot)?.as_ref()?.device))
     }
 
-    /// The user's name of the member at each place.
-    fn places(&self, core: &Core) -> Vec<Option<String>> {
-        let devices = self.devices.lock();
-        let name = |slot: &Option<usize>| Some(devices.get((*slot)?)?.as_ref()?.name.clone());
-        core.slots_by_role().iter().map(name).collect()
-    }
-
-    /// Forgets names of devices that were members, once superblocks on disk (`lag`: not yet) don't name them any more. `changed`: the members
-    /// aren't those of before.
-    fn forget_old_names(&self, changed: bool, lag: bool) {
-        let mut origin = self.origin.lock();
-        origin.stale |= changed;
-        let due = origin.stale && !lag;
-        drop(origin);
-        if due {
-            self.spec_parts();
-        }
-    }
-
-    /// Parts of the specification of the array in its present state.
-    fn spec_parts(&self) -> SpecParts {
+    fn homes(&self) -> Vec<Option<(Arc<dyn BlockDevice>, u64)>> {
         let core = self.core.lock();
-        let state = core.state();
-        let lag = core.superblocks_lag();
-        let newest = core.superblocks().0.iter().flatten().next();
-        let set_uuid = newest.map_or([0; 16], |sb| sb.set_uuid);
         let devices = self.devices.lock();
-        let name = |slot: &Option<usize>| Some(devices.get((*slot)?)?.as_ref()?.name.clone());
-        let members: Vec<Option<String>> = core.slots_by_role().iter().map(name).collect();
-        let incoming = core.recovered_sectors().and_then(|i| name(&Some(i.0)));
-        let mut all: Vec<String> = devices.iter().flatten().map(|d| d.name.clone()).collect();
-        drop(devices);
-        let mut spares: Vec<String> = incoming.into_iter().collect();
-        spares.extend(self.spares.lock().iter().map(|s| s.name.clone()));
-        let mut origin = self.origin.lock();
-        // Until here, so that a spare that becomes a member is in one of these lists.
-        drop(core);
-        spares.dedup();
-        all.extend(
-            spares
-                .iter()
-                .filter(|s| !all.contains(s))
-                .cloned()
-                .collect::<Vec<_>>(),
-        );
-        if lag {
-            for old in origin.devices.drain(..) {
-                if !all.contains(&old) {
-                    all.push(old);
-                }
-            }
-        }
-        origin.devices.clone_from(&all);
-        origin.stale = lag;
-        SpecParts {
-            set_uuid,
-            missing: lag && state.failed.is_some(),
-            members,
-            spares,
-            devices: all,
-            patterns: origin.patterns.clone(),
-            stripes: state.stripes,
-            write_path: state.path,
-            member_timeout: self.limit,
-            re_add: self.re_add,
-        }
+        let device = |slot: usize| Some(Arc::clone(&devices.get(slot)?.as_ref()?.device));
+        let home = |(slot, sector): (usize, u64)| Some((device(slot)?, sector));
+        core.homes().map(|at| at.and_then(home)).collect()
+    }
+
+    fn bitmap_header(&self) -> Option<BitmapHeader> {
+        self.core.lock().bitmap().map(|b| b.header().clone())
+    }
+
+    fn refuse_if_busy(&self, name: &str, device: &Arc<dyn BlockDevice>) -> Result<(), Error> {
+        self.find_left_io(name, device)
+    }
+
+    fn held(&self) -> Vec<(usize, String)> {
+        self.held_names()
+    }
+
+    fn held_device(&self, text: &str) -> Option<(String, Arc<dyn BlockDevice>)> {
+        self.find_held(text)
+    }
+
+    fn why_whole(&self, place: usize, superblock: &Superblock) -> Option<String> {
+        self.core.lock().why_whole(place, superblock)
+    }
+
+    fn bring_back(&self, place: usize, member: Member) {
+        let name = member.name.clone();
+        *self.returning.lock() = Some(member);
+        self.raise_back(place, &name);
+    }
+
+    fn set_stripes(&self, stripes: usize) -> Result<(), Error> {
+        self.core.lock().set_stripes(stripes)
+    }
+
+    fn set_write_path(&self, path: WritePath) -> Result<(), Error> {
+        self.core.lock().set_write_path(path);
+        Ok(())
     }
 }
 
@@ -355,7 +414,6 @@ pub struct Raid5 {
     shared: Arc<ArrayShared>,
     /// The background thread, if it was started.
     thread: Mutex<Option<BackgroundThread>>,
-    orders: Arc<manage::Orders>,
     /// Data may be wrong, because the array was started by force.
     guessed: bool,
     /// Of its stripes.
@@ -364,8 +422,9 @@ pub struct Raid5 {
 
 impl Raid5 {
     /// Serves an array that was assembled and prepared. Errors if the options are out of range, or there is no memory.
-    pub fn start(assembly: Assembly, options: &ArrayOptions) -> Result<Arc<Raid5>, Error> {
+    pub fn start(mut assembly: Assembly, options: &ArrayOptions) -> Result<Arc<Raid5>, Error> {
         check_stripes(options.stripes)?;
+        let control = Control::new(&mut assembly, options, CoreKind::Lock)?;
         let slot = |m: &Member| MemberDevice {
             device: Arc::clone(&m.device),
             name: m.name.clone(),
@@ -376,9 +435,6 @@ impl Raid5 {
             .map(|m| m.as_ref().map(slot))
             .collect();
         devices.extend(assembly.incoming.iter().map(|i| Some(slot(&i.member))));
-        let all = devices.iter().flatten().map(|d| d.device.limits());
-        let limits = limits_of(&all.collect::<Vec<_>>(), &assembly.geometry);
-        let name = name_of(&assembly);
         let ability = |m: &Member| Ability::from(m.device.limits());
         let member = |m: &Member| (m.superblock.clone(), ability(m));
         let incoming = assembly.incoming.as_ref();
@@ -399,65 +455,33 @@ impl Raid5 {
             bitmap: assembly.bitmap,
             heads: options.stripes,
             path: options.path,
-            rotational: !limits.non_rotational,
-            unit_bytes: limits.logical_sector_bytes as usize,
+            rotational: !control.limits.non_rotational,
+            unit_bytes: control.limits.logical_sector_bytes as usize,
             dirty: assembly.dirty,
         })?;
         if options.member_timeout.is_some() {
             core.limit_members();
         }
         let memory = core.stripe_memory().clone();
-        let known = devices.iter().flatten().map(|d| d.name.clone());
-        let known = known.collect();
-        let events = EventHub::default();
-        events.raise(DeviceEvent::Condition(told::condition(&core)));
+        let condition = told::Seen::of(&core).condition();
+        control.events.raise(DeviceEvent::Condition(condition));
         Ok(Arc::new(Raid5 {
             memory,
             guessed: assembly.guessed,
             shared: Arc::new(ArrayShared {
-                name,
+                control,
                 core: Mutex::new(core),
                 waiting: AtomicBool::new(false),
                 queues: QueueTable::default(),
                 devices: Mutex::new(devices),
                 changes: AtomicU64::new(0),
-                spares: Mutex::new(assembly.spares),
                 away: Mutex::default(),
                 returning: Mutex::default(),
                 left_behind: Mutex::default(),
-                adding: Mutex::default(),
-                limit: options.member_timeout,
-                re_add: options.re_add,
-                limits,
-                geometry: assembly.geometry,
                 lazy: options.lazy,
-                names: Arc::clone(&options.names),
-                origin: Mutex::new(Origin {
-                    devices: known,
-                    ..Origin::default()
-                }),
-                events,
             }),
             thread: Mutex::new(None),
-            orders: Arc::default(),
         }))
-    }
-
-    /// The patterns by which the array was found, in the grammar of [`ArrayOptions::names`]; its specification keeps them.
-    pub fn found_in(&self, patterns: Vec<String>) {
-        self.shared.origin.lock().patterns = patterns;
-    }
-
-    /// The specification that starts the array in its present state.
-    pub fn spec(&self) -> String {
-        self.shared.names.spec(&self.shared.spec_parts())
-    }
-
-    /// The devices it is made of now.
-    fn members(&self) -> Vec<Arc<dyn BlockDevice>> {
-        let devices = self.shared.devices.lock();
-        let devices = devices.iter().flatten();
-        devices.map(|d| Arc::clone(&d.device)).collect()
     }
 
     /// The member that failed or is missing, by role.
@@ -468,11 +492,6 @@ impl Raid5 {
     /// True if a device was kicked, and the superblocks don't say so yet.
     pub fn is_kicking(&self) -> bool {
         self.shared.core.lock().is_kicking()
-    }
-
-    /// The user's name of the member at each place; `None`: there is none, or it isn't recovered.
-    pub fn places(&self) -> Vec<Option<String>> {
-        self.shared.places(&self.shared.core.lock())
     }
 
     /// Counters of writes.
@@ -521,7 +540,7 @@ impl Raid5 {
                 })
             };
             let members = core.slots_by_role().iter().map(|slot| member((*slot)?));
-            let mut assembly = Assembly::new(self.shared.geometry, members.collect(), true);
+            let mut assembly = Assembly::new(self.shared.control.geometry, members.collect(), true);
             assembly.incoming = incoming.and_then(|(slot, place, recovered_sectors)| {
                 let mut member = member(slot)?;
                 member.superblock.recovery_offset_sectors = recovered_sectors;
@@ -541,9 +560,15 @@ impl Raid5 {
     }
 }
 
+impl ManagedArray for Raid5 {
+    fn parts(&self) -> &dyn Parts {
+        &*self.shared
+    }
+}
+
 impl BlockDevice for Raid5 {
     fn describe(&self) -> String {
-        self.shared.name.clone()
+        self.shared.control.name.clone()
     }
 
     fn floor(&self) -> String {
@@ -551,11 +576,11 @@ impl BlockDevice for Raid5 {
     }
 
     fn limits(&self) -> Limits {
-        self.shared.limits
+        self.shared.control.limits
     }
 
     fn capacity_sectors(&self) -> u64 {
-        self.shared.geometry.capacity_sectors()
+        self.shared.control.geometry.capacity_sectors()
     }
 
     fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
@@ -567,7 +592,7 @@ impl BlockDevice for Raid5 {
     }
 
     fn events(&self) -> &EventHub {
-        &self.shared.events
+        &self.shared.control.events
     }
 
     fn capabilities(&self) -> Capabilities<'_> {
@@ -590,7 +615,7 @@ impl BlockDevice for Raid5 {
 
 impl Extents for Raid5 {
     fn extents(&self, sector: u64, sectors: u64, out: &mut Vec<Extent>) -> Result<(), Error> {
-        self.find_extents(sector, sectors, out)
+        self.parts().find_extents(sector, sectors, out)
     }
 }
 
@@ -600,7 +625,10 @@ impl LossMarks for Raid5 {
     fn incarnation(&self) -> Incarnation {
         match self.guessed {
             true => Incarnation::default(),
-            false => Incarnation::of_members(self.members().iter().map(|m| m.incarnation())),
+            false => {
+                let devices = self.shared.devices();
+                Incarnation::of_members(devices.iter().map(|d| d.incarnation()))
+            }
         }
     }
 }
@@ -615,7 +643,7 @@ impl Close for Raid5 {
 
 impl Questions for Raid5 {
     fn ask(&self, question: &str) -> Option<Result<String, Error>> {
-        self.answer_text(question)
+        self.parts().answer_text(question)
     }
 }
 
@@ -624,12 +652,12 @@ impl Reclaim for Raid5 {
         // The lock is let go between segments: they are some hundred KiB each.
         let next = |segment| self.shared.core.lock().give_way(segment);
         let stripes: u64 = (0..).map_while(next).sum();
-        let below: u64 = self.members().iter().map(|m| m.give_way()).sum();
+        let below: u64 = self.shared.devices().iter().map(|m| m.give_way()).sum();
         stripes + below
     }
 
     fn spare_bytes(&self) -> u64 {
-        let below: u64 = self.members().iter().map(|m| m.spare_bytes()).sum();
+        let below: u64 = self.shared.devices().iter().map(|m| m.spare_bytes()).sum();
         self.memory.live_bytes() + below
     }
 }

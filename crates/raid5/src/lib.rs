@@ -47,9 +47,9 @@ pub mod words;
 pub use self::core::WritePath;
 pub use array::ask;
 pub use array::{
-    ArrayMember, ArrayOptions, ArrayState, ArraySync, BackgroundWork, MemberNames, MemberState,
-    Raid5, ReAdded, Recovered, SpecParts, StripeArray, StripeBackground, SyncAction, SyncEnd,
-    WriteCounts,
+    ArrayMember, ArrayOptions, ArrayState, ArraySync, BackgroundWork, CoreKind, ManagedArray,
+    MemberNames, MemberState, Raid5, ReAdded, Recovered, SpecParts, StripeArray, StripeBackground,
+    SyncAction, WriteCounts, serve,
 };
 pub use assemble::{
     Absent, AssembleOptions, Assembly, Candidate, Incoming, Member, Selection, assemble,

@@ -23,8 +23,8 @@ mod superblocks;
 
 pub(super) use disks::{At, Disks};
 pub(super) use superblocks::any_bitmap_header;
-pub(super) use superblocks::write_progress;
 pub use superblocks::write_superblocks;
+pub(super) use superblocks::{names_missing, write_progress};
 
 use super::assemble::{AssembleOptions, Assembly};
 use super::bitmap::{BITMAP_HEADER_BYTES, WriteIntent};

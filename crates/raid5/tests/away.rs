@@ -12,8 +12,8 @@ use pvblk_block::{
     BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Request, RequestFlags, Status,
 };
 use pvblk_raid5::{
-    ArrayOptions, BackgroundWork, Blocking, Consistency, CreateOptions, MemberState, Raid5,
-    ReAdded, Role, SUPER_SECTOR, Superblock, SyncAction, read_superblock, sleepy,
+    ArrayOptions, BackgroundWork, Blocking, Consistency, CreateOptions, ManagedArray, MemberState,
+    Raid5, ReAdded, Role, SUPER_SECTOR, Superblock, SyncAction, read_superblock, sleepy,
 };
 use started::prepared;
 use std::sync::Arc;

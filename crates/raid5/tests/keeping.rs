@@ -10,7 +10,7 @@ use pvblk_block::{
 };
 use pvblk_raid5::{
     ArrayOptions, AssembleOptions, BackgroundWork, Blocking, Consistency, CreateOptions,
-    MemberState, Raid5, SyncAction, WritePath, assemble, create, prepare, sleepy,
+    ManagedArray, MemberState, Raid5, SyncAction, WritePath, assemble, create, prepare, sleepy,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -10,8 +10,8 @@ use pvblk_block::{
     BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Request, RequestFlags, Status,
 };
 use pvblk_raid5::{
-    ArrayOptions, BackgroundWork, Blocking, Consistency, CreateOptions, Geometry, Raid5, Role,
-    read_superblock, sleepy,
+    ArrayOptions, BackgroundWork, Blocking, Consistency, CreateOptions, Geometry, ManagedArray,
+    Raid5, Role, read_superblock, sleepy,
 };
 use script::{Event, Fate, Kind, Script, Scripted};
 use started::prepared;

@@ -6,7 +6,9 @@ mod started;
 use parking_lot::Mutex;
 use pvblk_block::memory::bill;
 use pvblk_block::{BlockDevice, Buffer, Op, Queue, QueueContext, Request, Status};
-use pvblk_raid5::{ArrayOptions, BackgroundWork, Consistency, CreateOptions, Raid5, sleepy};
+use pvblk_raid5::{
+    ArrayOptions, BackgroundWork, Consistency, CreateOptions, ManagedArray, Raid5, sleepy,
+};
 use pvblk_sys::Poller;
 use started::prepared;
 use std::sync::Arc;

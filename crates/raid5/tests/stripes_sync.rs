@@ -8,8 +8,8 @@ mod started;
 use failing::Failing;
 use pvblk_block::{BlockDevice, Buffer, Close, Op, Queue, QueueContext, Request, Status};
 use pvblk_raid5::{
-    ArrayOptions, AssembleOptions, Assembly, BackgroundWork, Consistency, CreateOptions, Raid5,
-    StripeArray, StripeBackground, SyncAction, sleepy,
+    ArrayOptions, AssembleOptions, Assembly, BackgroundWork, Consistency, CreateOptions,
+    ManagedArray, Raid5, StripeArray, StripeBackground, SyncAction, sleepy,
 };
 use started::{prepared, prepared_with};
 use std::sync::Arc;
@@ -344,11 +344,12 @@ fn wrong_parity_is_counted_and_repaired() {
         words.fill();
         let array = Arc::clone(&words.array);
         let mut check = |action| {
-            array.sync(action).unwrap();
-            words.until(|array| array.synced().is_some());
-            let synced = array.synced().unwrap();
-            assert!(synced.is_whole && synced.action == action, "{synced:?}");
-            synced.mismatch_sectors
+            let before = array.state().syncs;
+            array.sync(Some(action)).unwrap();
+            words.until(|array| array.state().syncs > before && array.state().sync.is_none());
+            let state = array.state();
+            assert_eq!(state.trouble, None, "{action}");
+            state.mismatch_sectors
         };
         assert_eq!(check(SyncAction::Check), 0);
         // The last write's block, and one that nobody wrote.

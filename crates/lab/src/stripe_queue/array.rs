@@ -6,7 +6,7 @@ use pvblk_block::{
     QueueContext, Readiness, Request, Status,
 };
 use pvblk_raid5::{
-    ArrayOptions, Assembly, Consistency, Layout, Member, NewArray, Raid5, WritePath,
+    ArrayOptions, Assembly, Consistency, Layout, ManagedArray, Member, NewArray, Raid5, WritePath,
 };
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

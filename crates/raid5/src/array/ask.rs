@@ -7,7 +7,8 @@ pub use super::detail::{
     AwayMember, Detail, DetailMember, DeviceState, Rebuilt, Serving, SpecAnswer, SyncProgress,
 };
 
-use super::{ArrayMember, ArrayState, MemberState, Raid5, SyncAction};
+use super::control::Parts;
+use super::{ArrayMember, ArrayState, MemberState, SyncAction, check_stripes};
 use crate::sleepy;
 use pvblk_block::{BlockDevice, Error, ErrorKind};
 use serde::{Deserialize, Serialize};
@@ -33,7 +34,7 @@ pub enum Question {
     Detail {},
     /// Asks for the specification that starts the array in its present state; the answer is a [`SpecAnswer`].
     Spec {},
-    /// Takes one more device: see [`Raid5::add`].
+    /// Takes one more device: see [`ManagedArray::add`].
     Add {
         /// Its volume spec.
         member: String,
@@ -41,13 +42,13 @@ pub enum Question {
         #[serde(default)]
         force: bool,
     },
-    /// Takes a device back that was a member: see [`Raid5::re_add`].
+    /// Takes a device back that was a member: see [`ManagedArray::re_add`].
     #[serde(rename = "re-add")]
     ReAdd {
         /// Its volume spec, or the place of a member that is waited for.
         member: String,
     },
-    /// Throws a member out: see [`Raid5::fail`].
+    /// Throws a member out: see [`ManagedArray::fail`].
     Fail {
         /// The member that fails.
         member: String,
@@ -57,7 +58,7 @@ pub enum Question {
         /// The spare to remove.
         member: String,
     },
-    /// Makes another device the member of a place: see [`Raid5::replace`].
+    /// Makes another device the member of a place: see [`ManagedArray::replace`].
     Replace {
         /// The member to replace.
         member: String,
@@ -89,12 +90,12 @@ pub enum Question {
         #[serde(default)]
         max_kib: Option<u64>,
     },
-    /// Sets the number of stripe heads: see [`Raid5::set_stripes`].
+    /// Sets the number of stripe heads: see [`ManagedArray::set_stripes`].
     Stripes {
         /// The new number.
         stripes: usize,
     },
-    /// Sets the path by which writes go to stripes: see [`Raid5::set_write_path`].
+    /// Sets the path by which writes go to stripes: see [`ManagedArray::set_write_path`].
     WritePath {
         /// `direct` or `stripe-queue`.
         path: String,
@@ -109,13 +110,13 @@ fn rebuilding(state: &ArrayState) -> Option<&ArrayMember> {
     state.members.iter().find(rebuilds)
 }
 
-impl Raid5 {
+impl dyn Parts + '_ {
     /// Answers a question. Errors say in one line why an order can't be carried out, or what to do
     /// first.
     ///
     /// One question is answered at a time: the state that it found must hold until its order is
     /// carried out.
-    pub fn answer(&self, question: &Question) -> Result<Detail, Error> {
+    pub(super) fn answer(&self, question: &Question) -> Result<Detail, Error> {
         match question {
             Question::Detail {} | Question::Spec {} => {}
             Question::Ask { .. } => {
@@ -146,8 +147,11 @@ impl Raid5 {
                     max_kib.unwrap_or(state.speed_max_kib),
                 )?;
             }
-            Question::Stripes { stripes } => self.set_stripes(*stripes)?,
-            Question::WritePath { path } => self.set_write_path(path.parse()?),
+            Question::Stripes { stripes } => {
+                check_stripes(*stripes)?;
+                self.set_stripes(*stripes)?;
+            }
+            Question::WritePath { path } => self.set_write_path(path.parse()?)?,
         }
         Ok(self.detail())
     }
@@ -176,14 +180,14 @@ impl Raid5 {
     fn detail(&self) -> Detail {
         Detail {
             spec: self.spec(),
-            ..Detail::of_state(&self.state(), &self.shared.geometry)
+            ..Detail::of_state(&self.state(), &self.control().geometry)
         }
     }
 
     fn spec_answer(&self) -> SpecAnswer {
-        let parts = self.shared.spec_parts();
+        let parts = self.spec_parts();
         SpecAnswer {
-            spec: self.shared.names.spec(&parts),
+            spec: self.control().names.spec(&parts),
             list: parts.list(),
         }
     }
@@ -191,7 +195,6 @@ impl Raid5 {
     fn ask_member(&self, member: &str, question: &Value) -> Result<String, Error> {
         let place = self.place(&self.state(), member)?;
         let answer = self
-            .shared
             .device_at(place)
             .and_then(|device| device.ask(&question.to_string()));
         answer.unwrap_or_else(|| {
@@ -206,14 +209,14 @@ impl Raid5 {
         if let Some(twin) = state
             .members
             .iter()
-            .find(|m| self.shared.names.same_device(&m.name, text))
+            .find(|m| self.control().names.same_device(&m.name, text))
         {
             return Err(Error::config(format!(
                 "{text}: it is in the array already, as {}",
                 twin.name
             )));
         }
-        let device = self.shared.names.open(text)?;
+        let device = self.control().names.open(text)?;
         self.add(text, &device, force, &mut sleepy())?;
         if state.failed.is_some() && rebuilding(&state).is_none() && !state.frozen {
             self.until(|s| s.failed.is_none() || rebuilding(s).is_some())?;
@@ -226,9 +229,9 @@ impl Raid5 {
         if state.frozen {
             return Err(Error::config("the array is frozen: unfreeze it first"));
         }
-        let (name, device) = match self.shared.held_device(text) {
+        let (name, device) = match self.held_device(text) {
             Some(held) => held,
-            None => (text.to_owned(), self.shared.names.open(text)?),
+            None => (text.to_owned(), self.control().names.open(text)?),
         };
         self.re_add(&name, &device, &mut sleepy())?;
         self.until(|s| s.failed.is_none() || rebuilding(s).is_some())
@@ -239,7 +242,7 @@ impl Raid5 {
         let place = self.place(&before, text)?;
         let name = |s: &ArrayState| rebuilding(s).map(|m| m.name.clone());
         let was_rebuilding = name(&before);
-        let devices: Vec<_> = self.members().iter().map(Arc::downgrade).collect();
+        let devices: Vec<_> = self.devices().iter().map(Arc::downgrade).collect();
         self.fail(place)?;
         self.until(|s| {
             let other = before.failed.is_none() || name(s) != was_rebuilding;
@@ -247,7 +250,7 @@ impl Raid5 {
         })?;
         // The device may be added again at once, so it should be closed; no request waits for that.
         let begin = Instant::now();
-        let kept: Vec<_> = self.members().iter().map(Arc::downgrade).collect();
+        let kept: Vec<_> = self.devices().iter().map(Arc::downgrade).collect();
         let is_gone = |d: &Weak<dyn BlockDevice>| !kept.iter().any(|k| k.ptr_eq(d));
         let is_open = |d: &&Weak<dyn BlockDevice>| is_gone(d) && d.strong_count() > 0;
         while devices.iter().any(|d| is_open(&d)) && begin.elapsed() < CLOSING {
@@ -261,7 +264,7 @@ impl Raid5 {
         let known = state
             .members
             .iter()
-            .find(|m| self.shared.names.same_device(&m.name, text));
+            .find(|m| self.control().names.same_device(&m.name, text));
         self.remove(known.map_or(text, |m| &m.name))
     }
 
@@ -296,8 +299,10 @@ impl Raid5 {
     }
 
     fn answer_sync(&self, action: SyncAction) -> Result<(), Error> {
+        let before = self.state().syncs;
         self.sync(Some(action))?;
-        self.until(|s| s.sync.is_some())
+        // A short one may be over already.
+        self.until(|s| s.syncs > before)
     }
 
     fn answer_idle(&self) -> Result<(), Error> {
@@ -313,7 +318,7 @@ impl Raid5 {
 
     /// The place that a text means: a number, or the name of a device that has one for itself.
     fn place(&self, state: &ArrayState, text: &str) -> Result<usize, Error> {
-        let places = self.shared.geometry.members();
+        let places = self.control().geometry.members();
         let wrong = || {
             let names = state.members.iter().filter(|m| m.place.is_some());
             let names: Vec<&str> = names.map(|m| m.name.as_str()).collect();
@@ -332,7 +337,7 @@ impl Raid5 {
         let device = state
             .members
             .iter()
-            .find(|m| self.shared.names.same_device(&m.name, text));
+            .find(|m| self.control().names.same_device(&m.name, text));
         let device = device.ok_or_else(wrong)?;
         match (device.place, device.state) {
             (None, _) => Err(Error::config(format!(

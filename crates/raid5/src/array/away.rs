@@ -1,10 +1,9 @@
 //! Devices that were members: what is left at them, and how they come back. docs/decisions/0033-members-that-stall.md has the rules.
 
 use super::background::BackgroundWork;
-use super::{ArrayShared, MemberDevice, Raid5};
-use crate::assemble::read_superblock;
+use super::{ArrayShared, MemberDevice};
 use crate::core::{Core, Kicked, Token};
-use crate::{Idle, Member, Role, SUPER_BYTES, SUPER_SECTOR, Superblock};
+use crate::{Member, Role, SUPER_BYTES, SUPER_SECTOR, Superblock};
 use pvblk_block::planted::{Plant, has};
 use pvblk_block::stacked::LowerQueue;
 use pvblk_block::{
@@ -104,7 +103,7 @@ impl ArrayShared {
             let (Some(device), Role::Active(place)) = (&devices[slot], superblock.role()) else {
                 continue;
             };
-            let held = (stalled && self.re_add).then(|| Arc::clone(&device.device));
+            let held = (stalled && self.control.re_add).then(|| Arc::clone(&device.device));
             // Of several that had the place, the last one comes back.
             for other in away.iter_mut().filter(|a| a.place == usize::from(place)) {
                 other.held = None;
@@ -122,7 +121,7 @@ impl ArrayShared {
     }
 
     /// Refuses a device at which I/O of an earlier membership is left: a write that lands later would spoil what is recovered.
-    pub(super) fn refuse_if_busy(
+    pub(super) fn find_left_io(
         &self,
         name: &str,
         device: &Arc<dyn BlockDevice>,
@@ -133,7 +132,7 @@ impl ArrayShared {
         let away = self.away.lock();
         let same = |a: &&Away| {
             std::ptr::addr_eq(a.device.as_ptr(), Arc::as_ptr(device))
-                || self.names.same_device(&a.name, name)
+                || self.control.names.same_device(&a.name, name)
         };
         match away.iter().find(|a| !a.quiet && same(a)) {
             Some(busy) => Err(Error::config(format!(
@@ -154,17 +153,18 @@ impl ArrayShared {
     }
 
     /// Names of the devices that are to come back by themselves, with their places.
-    pub(super) fn held(&self) -> Vec<(usize, String)> {
+    pub(super) fn held_names(&self) -> Vec<(usize, String)> {
         let away = self.away.lock();
         let held = away.iter().filter(|a| a.held.is_some());
         held.map(|a| (a.place, a.name.clone())).collect()
     }
 
     /// A device that is to come back by itself, by its place or name.
-    pub(super) fn held_device(&self, text: &str) -> Option<(String, Arc<dyn BlockDevice>)> {
+    pub(super) fn find_held(&self, text: &str) -> Option<(String, Arc<dyn BlockDevice>)> {
         let place = text.parse().ok();
         let away = self.away.lock();
-        let means = |a: &&Away| Some(a.place) == place || self.names.same_device(&a.name, text);
+        let means =
+            |a: &&Away| Some(a.place) == place || self.control.names.same_device(&a.name, text);
         let mut held = away.iter().filter(|a| a.held.is_some()).filter(means);
         held.find_map(|a| Some((a.name.clone(), Arc::clone(a.held.as_ref()?))))
     }
@@ -197,7 +197,7 @@ impl BackgroundWork {
                     .for_each(|token| core.ended(owner, token, false));
             });
         }
-        if let Some(limit) = shared.limit
+        if let Some(limit) = shared.control.limit
             && now >= self.tick_at
         {
             self.tick_at = now + limit / crate::core::TICKS;
@@ -264,7 +264,7 @@ impl BackgroundWork {
             return;
         };
         let doublings = self.returns.tries.min(MOST_DOUBLINGS);
-        let first = match self.shared.limit {
+        let first = match self.shared.control.limit {
             Some(limit) => limit.min(FIRST_WAIT),
             None => FIRST_WAIT,
         };
@@ -390,79 +390,11 @@ impl Looking {
 
 impl ArrayShared {
     /// The member at a place is there again.
-    fn raise_back(&self, place: usize, name: &str) {
-        self.events.raise(DeviceEvent::Member {
+    pub(super) fn raise_back(&self, place: usize, name: &str) {
+        self.control.events.raise(DeviceEvent::Member {
             place: place as u32,
             name: Arc::from(name),
             change: MemberChange::Back,
         });
-    }
-}
-
-impl Raid5 {
-    /// Takes a device back that was a member: what it missed is written, if the write-intent bitmap tells. Otherwise it becomes a spare, which is rebuilt
-    /// whole. Errors if it wasn't a member of this array, or its place has another device.
-    pub fn re_add(
-        &self,
-        name: &str,
-        device: &Arc<dyn BlockDevice>,
-        idle: &mut Idle<'_>,
-    ) -> Result<ReAdded, Error> {
-        let state = self.state();
-        if state.broken {
-            return Err(Error::config("the array has failed: nothing can be added"));
-        }
-        if state.members.iter().any(|m| m.name == name) {
-            return Err(Error::config(format!("{name} is in the array already")));
-        }
-        self.shared.refuse_if_busy(name, device)?;
-        let found = read_superblock(name, device, idle)?;
-        let newest = &state.superblock;
-        if found.set_uuid != newest.set_uuid {
-            return Err(Error::config(format!(
-                "{name} is not of this array; to make it a spare, add it"
-            )));
-        }
-        let Role::Active(place) = found.role() else {
-            return Err(Error::config(format!(
-                "{name} was not a member of this array; add it"
-            )));
-        };
-        let place = usize::from(place);
-        let incoming = self.rebuilding().is_some();
-        if state.failed != Some(place) || incoming {
-            return Err(Error::config(format!(
-                "{name} was the member at place {place}, which has another device; add it as a spare"
-            )));
-        }
-        let entry = newest.roles.get(found.dev_number as usize);
-        if matches!(entry, Some(Role::Active(_))) || found.events > newest.events {
-            return Err(Error::config(format!(
-                "{name}: its superblock (number {}, events {}) doesn't fit the array's (events {}): it was used elsewhere, or is a copy; add it, and it is rebuilt whole",
-                found.dev_number, found.events, newest.events
-            )));
-        }
-        let why = self.shared.core.lock().why_whole(place, &found);
-        let fits = found.check(device.capacity_sectors());
-        let why = match (why, fits) {
-            (None, Ok(geometry)) if geometry == self.shared.geometry => None,
-            (None, Ok(_)) => Some("its superblock has another shape".into()),
-            (None, Err(e)) => Some(e.to_string()),
-            (why, _) => why,
-        };
-        if let Some(why) = why {
-            tracing::warn!("raid5: {name} is rebuilt whole: {why}");
-            self.add(name, device, false, idle)?;
-            return Ok(ReAdded::Whole(why));
-        }
-        self.shared.origin.lock().devices.push(name.to_owned());
-        *self.shared.returning.lock() = Some(Member {
-            device: Arc::clone(device),
-            name: name.to_owned(),
-            superblock: found,
-        });
-        self.shared.raise_back(place, name);
-        self.wake_keeper();
-        Ok(ReAdded::ByBitmap)
     }
 }

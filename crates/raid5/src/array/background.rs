@@ -2,14 +2,15 @@
 //! the bitmap.
 
 use super::away::Returns;
-use super::manage::{Orders, PendingOrders};
+use super::control::Parts;
+use super::manage::PendingOrders;
 use super::pace::{Pace, Speeds};
 use super::queue::ArrayQueue;
-use super::told::Told;
-use super::{ArrayShared, MemberDevice, Raid5};
+use super::told::{Seen, Told};
+use super::{ArrayShared, ManagedArray, MemberDevice, Raid5};
 use crate::Member;
 use crate::core::Core;
-use pvblk_block::stacked::{Background, BackgroundThread, Due, WaitEntry};
+use pvblk_block::stacked::{Background, BackgroundThread, Due};
 use pvblk_block::{BlockDevice, DeviceQueue, Error, QueueContext, Readiness, SystemClock};
 use pvblk_sys::Poller;
 use std::io;
@@ -29,7 +30,6 @@ const SLICE: Duration = Duration::from_millis(20);
 /// a thread for it.
 pub struct BackgroundWork {
     pub(super) shared: Arc<ArrayShared>,
-    orders: Arc<Orders>,
     pub(super) queue: ArrayQueue,
     pub(super) returns: Returns,
     /// Next tick of members' time.
@@ -48,15 +48,11 @@ impl BackgroundWork {
         let context = QueueContext::new(64);
         let mut queue = ArrayQueue::open(&array.shared, &context, array.floor())?;
         queue.step(|core, owner| core.set_background_queue(Some(owner)));
-        let told = {
-            let core = array.shared.core.lock();
-            Told::new(&core, array.shared.places(&core))
-        };
+        let seen = Seen::of(&array.shared.core.lock());
         Ok(BackgroundWork {
-            told,
+            told: Told::new(seen, array.places()),
             queue,
             shared: Arc::clone(&array.shared),
-            orders: Arc::clone(&array.orders),
             returns: Returns::default(),
             tick_at: Duration::ZERO,
             pace: Pace::default(),
@@ -70,14 +66,14 @@ impl BackgroundWork {
     /// due, unless I/O ends.
     pub fn step(&mut self, now: Duration) -> Duration {
         while self.queue.progress() {}
-        let orders = self.orders.take();
+        let orders = self.shared.control.orders.take();
         self.follow(&orders, now);
         self.step_away(now, orders.frozen);
         let shared = Arc::clone(&self.shared);
-        let (told, wanted, needs_spare, sync, requests, takeovers, lag) = {
+        let (seen, wanted, needs_spare, sync, requests, takeovers, lag) = {
             let core = shared.core.lock();
             (
-                self.told.look(&core, || shared.places(&core)),
+                Seen::of(&core),
                 core.sync_wanted(),
                 core.wants_spare(),
                 core.sync_now(),
@@ -86,14 +82,16 @@ impl BackgroundWork {
                 core.superblocks_lag(),
             )
         };
-        shared.forget_old_names(!told.is_empty() || takeovers != self.takeovers, lag);
+        let parts: &dyn Parts = &*shared;
+        let told = self.told.look(seen, || parts.places());
+        parts.forget_old_names(!told.is_empty() || takeovers != self.takeovers, lag);
         told.into_iter()
-            .for_each(|event| shared.events.raise(event));
+            .for_each(|event| shared.control.events.raise(event));
         if takeovers != self.takeovers {
             self.takeovers = takeovers;
             tracing::info!(
                 "raid5: the array is made of other devices now; start it with {} next time",
-                shared.spec_parts().list()
+                parts.spec_parts().list()
             );
         }
         self.pace.note_requests(now, requests);
@@ -124,7 +122,10 @@ impl BackgroundWork {
             None => NAP,
             Some(_) => self.go_on(now, &orders),
         };
-        let tick = shared.limit.map(|_| self.tick_at.saturating_sub(now));
+        let tick = shared
+            .control
+            .limit
+            .map(|_| self.tick_at.saturating_sub(now));
         tick.map_or(nap, |tick| nap.min(tick))
     }
 
@@ -134,8 +135,8 @@ impl BackgroundWork {
         let (sync, wanted) = (core.sync_now(), core.sync_wanted());
         let spare = core.wants_spare().is_some();
         drop(core);
-        let spare = spare && self.shared.spares.lock().iter().any(Member::is_spare);
-        let waits = !self.orders.is_frozen() && (wanted.is_some() || spare);
+        let spare = spare && self.shared.control.has_spare();
+        let waits = !self.shared.control.orders.is_frozen() && (wanted.is_some() || spare);
         sync.is_some() || waits || self.queue.is_busy()
     }
 
@@ -190,7 +191,7 @@ impl BackgroundWork {
         let shared = Arc::clone(&self.shared);
         // The core is locked meanwhile, so whoever asks finds the spare in one of the lists.
         let taken = self.queue.step(|core, owner| {
-            let mut spares = shared.spares.lock();
+            let mut spares = shared.control.spares.lock();
             let usable = |s: &Member| s.is_spare() && !s.device.limits().read_only;
             let Some(at) = spares.iter().rposition(usable) else {
                 return Ok(None);
@@ -210,7 +211,7 @@ impl BackgroundWork {
             // Another time.
             Err(e) => {
                 tracing::debug!("raid5: {e}");
-                self.orders.again(place);
+                self.shared.control.orders.again(place);
             }
         }
     }
@@ -262,15 +263,13 @@ impl Background for BackgroundTask {
 impl BackgroundTask {
     /// Adds a device that came back, on a thread of its own: the device may stall again.
     fn add_whole(&self, name: String, device: Arc<dyn BlockDevice>) {
-        let (shared, orders) = (
-            Arc::downgrade(&self.background.shared),
-            Arc::clone(&self.background.orders),
-        );
+        let shared = Arc::downgrade(&self.background.shared);
         let add = move || {
             let Some(shared) = shared.upgrade() else {
                 return;
             };
-            if let Err(e) = shared.add(&orders, &name, &device, false, &mut crate::sleepy()) {
+            let parts: &dyn Parts = &*shared;
+            if let Err(e) = parts.add(&name, &device, false, &mut crate::sleepy()) {
                 tracing::warn!("raid5: {name} came back and can't be added: {e}");
             }
         };
@@ -290,17 +289,10 @@ impl Raid5 {
             begin: Instant::now(),
             in_poller: false,
         };
-        let wait = Arc::new(WaitEntry::new().map_err(os)?);
-        let thread = BackgroundThread::start("pvblk-raid5", &wait, Arc::new(SystemClock), work);
+        let wait = &self.shared.control.wait;
+        let thread = BackgroundThread::start("pvblk-raid5", wait, Arc::new(SystemClock), work);
         *self.thread.lock() = Some(thread.map_err(os)?);
         Ok(())
-    }
-
-    /// Somebody wants something.
-    pub(super) fn wake_keeper(&self) {
-        if let Some(thread) = &*self.thread.lock() {
-            thread.wake();
-        }
     }
 }
 

@@ -1,14 +1,15 @@
 //! Extents of an array that hold data, from those of its members.
 
-use super::{MemberDevice, Raid5};
-use pvblk_block::{Error, Extent, ExtentKind};
+use super::control::Parts;
+use pvblk_block::{BlockDevice, Error, Extent, ExtentKind};
+use std::sync::Arc;
 
 /// Sectors that a member is asked for at a time, unless a piece is longer.
 const ASKED_SECTORS: u64 = 8192;
 
 /// Extents that a member has reported.
 struct ReportedExtents {
-    device: MemberDevice,
+    device: Arc<dyn BlockDevice>,
     /// Where its data begins.
     data_sectors: u64,
     /// In sectors of the device, in order.
@@ -17,7 +18,7 @@ struct ReportedExtents {
     at: usize,
 }
 
-impl Raid5 {
+impl dyn Parts + '_ {
     /// Appends extents that cover the range in order. A block that is on no member, and so has to be
     /// computed, counts as data.
     pub(super) fn find_extents(
@@ -29,7 +30,7 @@ impl Raid5 {
         let mut members = self.reported();
         let first = out.len();
         let end = sector + sectors;
-        for piece in self.shared.geometry.pieces(sector, sectors) {
+        for piece in self.control().geometry.pieces(sector, sectors) {
             let (at, len) = (piece.array_sector, piece.sectors);
             let Some(member) = &mut members[piece.place.member] else {
                 Extent::push(out, first, at, at + len, ExtentKind::Data);
@@ -50,17 +51,14 @@ impl Raid5 {
 
     /// Reported extents by role.
     fn reported(&self) -> Vec<Option<ReportedExtents>> {
-        let core = self.shared.core.lock();
-        let devices = self.shared.devices.lock();
-        let told = |(slot, data_sectors): (usize, u64)| {
-            Some(ReportedExtents {
-                device: devices.get(slot)?.clone()?,
-                data_sectors,
-                extents: Vec::new(),
-                at: 0,
-            })
+        let reported = |(device, data_sectors)| ReportedExtents {
+            device,
+            data_sectors,
+            extents: Vec::new(),
+            at: 0,
         };
-        core.homes().map(|home| home.and_then(told)).collect()
+        let homes = self.homes().into_iter();
+        homes.map(|home| home.map(reported)).collect()
     }
 }
 
@@ -72,11 +70,11 @@ impl ReportedExtents {
     }
 
     fn ask(&mut self, from: u64, sectors: u64) -> Result<(), Error> {
-        let end = self.device.device.capacity_sectors();
+        let end = self.device.capacity_sectors();
         let sectors = sectors.min(end.saturating_sub(from));
         self.extents.clear();
         self.at = 0;
-        self.device.device.extents(from, sectors, &mut self.extents)
+        self.device.extents(from, sectors, &mut self.extents)
     }
 
     /// Calls with the parts of the range, which is covered.

@@ -1,5 +1,6 @@
 //! A queue of an array above its queues at the members: how both are opened, and how it waits for them.
 
+use super::MemberDevice;
 use pvblk_block::stacked::{CompletionQueue, LowerQueue};
 use pvblk_block::{Error, QueueContext, Readiness};
 use pvblk_sys::Poller;
@@ -17,6 +18,20 @@ pub(super) fn below(context: &QueueContext) -> QueueContext {
         merges: Arc::default(),
         ..context.clone()
     }
+}
+
+/// Opens a queue at a member.
+pub(super) fn open_member(
+    member: &MemberDevice,
+    below: &QueueContext,
+) -> Result<LowerQueue, Error> {
+    let floor = member.device.floor();
+    let below = QueueContext {
+        tracing: below.tracing.inside(&member.name, &floor),
+        merges: Arc::clone(&below.merges),
+        ..*below
+    };
+    LowerQueue::open(&member.device, &below)
 }
 
 /// The entries that other queues leave for a new queue, and its poller, which has the descriptor of their event.

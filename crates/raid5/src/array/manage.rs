@@ -1,10 +1,12 @@
 //! The state of an array that serves, and orders to it.
 
+use super::ask::{Detail, Question};
 use super::background::{SPEED_MAX_KIB, SPEED_MIN_KIB};
-use super::{ArrayShared, LEAST_STRIPES, MOST_STRIPES, Raid5};
-use crate::core::{Action, WritePath};
+use super::control::Parts;
+use super::{ReAdded, check_stripes};
+use crate::core::{Action, MemberNow, WritePath};
 use crate::spare::make_spare;
-use crate::{Idle, Member, Policy, Superblock};
+use crate::{Idle, Member, Policy, Role, Superblock, read_superblock};
 use parking_lot::Mutex;
 use pvblk_block::{BlockDevice, Error};
 use std::sync::Arc;
@@ -78,6 +80,8 @@ pub struct ArrayState {
     pub superblock: Superblock,
     /// The recovery, resync or check under way.
     pub sync: Option<ArraySync>,
+    /// Recoveries, resyncs and checks that have begun.
+    pub syncs: u64,
     /// Sectors of each member, from the start, whose parity is right; `None`: all.
     pub in_sync_sectors: Option<u64>,
     /// Sectors of members whose parity was wrong, in the last check or repair: md's `mismatch_cnt`.
@@ -133,6 +137,15 @@ impl Default for Orders {
 }
 
 impl Orders {
+    fn change(&self, change: impl FnOnce(&mut PendingOrders)) {
+        change(&mut self.0.lock());
+    }
+
+    /// The settings, and orders that weren't taken yet.
+    pub fn pending(&self) -> PendingOrders {
+        self.0.lock().clone()
+    }
+
     /// Takes the orders; settings stay.
     pub fn take(&self) -> PendingOrders {
         let mut orders = self.0.lock();
@@ -153,52 +166,53 @@ impl Orders {
     pub fn again(&self, place: usize) {
         self.0.lock().replace.get_or_insert(place);
     }
+
+    /// None of these orders could be followed yet.
+    pub fn put_back(&self, orders: &PendingOrders) {
+        let mut now = self.0.lock();
+        now.fail.extend(&orders.fail);
+        now.replace = now.replace.or(orders.replace);
+        now.action = now.action.or(orders.action);
+    }
 }
 
-impl ArrayShared {
-    /// See [`Raid5::state`].
-    fn state(&self, orders: &Orders) -> ArrayState {
-        let core = self.core.lock();
-        let state = core.state();
-        let superblocks = core.superblocks().0;
-        let newest = superblocks.iter().flatten().max_by_key(|s| s.events);
-        let superblock = newest.cloned().expect("an array has members");
-        let devices = self.devices.lock();
-        let name = |slot: usize| {
-            let device = devices.get(slot).and_then(Option::as_ref);
-            device.map_or_else(String::new, |d| d.name.clone())
+impl dyn Parts + '_ {
+    /// See [`ManagedArray::state`].
+    pub(super) fn state(&self) -> ArrayState {
+        let now = self.snapshot();
+        let control = self.control();
+        let member = |m: &MemberNow| ArrayMember {
+            name: now.name(m.slot).unwrap_or_default(),
+            number: m.number,
+            place: Some(m.place),
+            state: m
+                .rebuilt_sectors
+                .map_or(MemberState::InSync, MemberState::Rebuilding),
+            corrected_reads: m.corrected_reads,
         };
-        let mut members: Vec<ArrayMember> = state
-            .members
-            .iter()
-            .map(|m| ArrayMember {
-                name: name(m.slot),
-                number: m.number,
-                place: Some(m.place),
-                state: m
-                    .rebuilt_sectors
-                    .map_or(MemberState::InSync, MemberState::Rebuilding),
-                corrected_reads: m.corrected_reads,
-            })
-            .collect();
+        let mut members: Vec<ArrayMember> = now.state.members.iter().map(member).collect();
         members.sort_by_key(|m| (m.place, m.state != MemberState::InSync));
-        let spares = self.spares.lock();
-        members.extend(spares.iter().map(|s| ArrayMember {
-            name: s.name.clone(),
-            number: s.superblock.dev_number,
-            place: None,
-            state: MemberState::Spare,
-            corrected_reads: 0,
-        }));
-        // Until here, so that a spare that becomes a member is in one of these lists.
-        drop((core, devices, spares));
-        let orders = orders.0.lock().clone();
+        for spare in &now.spares {
+            // One that has just become a member may be in both lists.
+            if members.iter().any(|m| m.name == spare.name) {
+                continue;
+            }
+            members.push(ArrayMember {
+                name: spare.name.clone(),
+                number: spare.number,
+                place: None,
+                state: MemberState::Spare,
+                corrected_reads: 0,
+            });
+        }
+        let orders = control.orders.pending();
+        let state = now.state;
         ArrayState {
             members,
             failed: state.failed,
             broken: state.broken,
             dirty: state.dirty,
-            superblock,
+            superblock: now.superblock,
             sync: state.sync.map(|s| ArraySync {
                 action: s.action,
                 done_sectors: s.done_sectors,
@@ -206,6 +220,7 @@ impl ArrayShared {
                 mismatch_sectors: s.mismatch_sectors,
                 by_bitmap: s.by_bitmap,
             }),
+            syncs: state.syncs,
             in_sync_sectors: state.in_sync_sectors,
             mismatch_sectors: state.mismatch_sectors,
             trouble: state.trouble,
@@ -217,7 +232,7 @@ impl ArrayShared {
                     by_bitmap,
                 }),
             away: self.held(),
-            member_timeout: self.limit,
+            member_timeout: control.limit,
             stripes: state.stripes,
             active_stripes: state.active_stripes,
             write_path: state.path,
@@ -227,19 +242,18 @@ impl ArrayShared {
         }
     }
 
-    /// As [`Raid5::add`], without waking the background thread.
+    /// As [`ManagedArray::add`].
     pub(super) fn add(
         &self,
-        orders: &Orders,
         name: &str,
         device: &Arc<dyn BlockDevice>,
         force: bool,
         idle: &mut Idle<'_>,
     ) -> Result<(), Error> {
-        // Two at a time would take the same number.
-        let _one = self.adding.lock();
+        let control = self.control();
+        let _one = control.adding.lock();
         self.refuse_if_busy(name, device)?;
-        let state = self.state(orders);
+        let state = self.state();
         if state.broken {
             return Err(Error::config("the array has failed: nothing can be added"));
         }
@@ -247,13 +261,13 @@ impl ArrayShared {
             return Err(Error::config(format!("{name} is in the array already")));
         }
         let unit = device.limits().logical_sector_bytes;
-        if unit > self.limits.logical_sector_bytes {
+        if unit > control.limits.logical_sector_bytes {
             return Err(Error::config(format!(
                 "{name}: its sectors of {unit} bytes are larger than the array's"
             )));
         }
         let taken: Vec<u32> = state.members.iter().map(|m| m.number).collect();
-        let header = self.core.lock().bitmap().map(|b| b.header().clone());
+        let header = self.bitmap_header();
         debug_assert!(
             header.is_some() || !matches!(state.superblock.policy(), Policy::Bitmap { .. })
         );
@@ -266,35 +280,15 @@ impl ArrayShared {
             force,
             idle,
         )?;
-        self.origin.lock().devices.push(name.to_owned());
-        self.spares.lock().push(spare);
-        Ok(())
-    }
-}
-
-impl Raid5 {
-    /// The current state.
-    pub fn state(&self) -> ArrayState {
-        self.shared.state(&self.orders)
-    }
-
-    /// Adds a device as a spare, which becomes a member as soon as one is missing. Its contents are lost;
-    /// `force`: also if it belongs to another array.
-    pub fn add(
-        &self,
-        name: &str,
-        device: &Arc<dyn BlockDevice>,
-        force: bool,
-        idle: &mut Idle<'_>,
-    ) -> Result<(), Error> {
-        self.shared.add(&self.orders, name, device, force, idle)?;
-        self.wake_keeper();
+        control.origin.lock().devices.push(name.to_owned());
+        control.spares.lock().push(spare);
+        control.wait.wake();
         Ok(())
     }
 
-    /// Takes a spare away. Errors if no spare has this name.
-    pub fn remove(&self, name: &str) -> Result<(), Error> {
-        let mut spares = self.shared.spares.lock();
+    /// As [`ManagedArray::remove`].
+    pub(super) fn remove(&self, name: &str) -> Result<(), Error> {
+        let mut spares = self.control().spares.lock();
         let Some(at) = spares.iter().position(|s| s.name == name) else {
             return Err(Error::config(format!(
                 "{name} is no spare of the array; a member has to fail first, and is gone then"
@@ -304,8 +298,8 @@ impl Raid5 {
         Ok(())
     }
 
-    /// Throws the member at a place out, as if it had failed. Errors if that would end the array.
-    pub fn fail(&self, place: usize) -> Result<(), Error> {
+    /// As [`ManagedArray::fail`].
+    pub(super) fn fail(&self, place: usize) -> Result<(), Error> {
         let state = self.state();
         self.check_place(place)?;
         let rebuilds = |m: &ArrayMember| matches!(m.state, MemberState::Rebuilding(_));
@@ -326,8 +320,8 @@ impl Raid5 {
         Ok(())
     }
 
-    /// Makes a spare the member of a place, while the member that is there goes on until then.
-    pub fn replace(&self, place: usize) -> Result<(), Error> {
+    /// As [`ManagedArray::replace`].
+    pub(super) fn replace(&self, place: usize) -> Result<(), Error> {
         self.check_place(place)?;
         let state = self.state();
         if state.sync.is_some_and(|s| s.action == Action::Recover) {
@@ -340,15 +334,15 @@ impl Raid5 {
                 "a member is missing, which comes first: a spare takes its place",
             ));
         }
-        if !self.shared.spares.lock().iter().any(Member::is_spare) {
+        if !self.control().has_spare() {
             return Err(Error::config("there is no spare; add one first"));
         }
         self.order(|orders| orders.replace = Some(place));
         Ok(())
     }
 
-    /// Begins a check or repair; `None` ends the action under way.
-    pub fn sync(&self, action: Option<SyncAction>) -> Result<(), Error> {
+    /// As [`ManagedArray::sync`].
+    pub(super) fn sync(&self, action: Option<SyncAction>) -> Result<(), Error> {
         let state = self.state();
         match action {
             None => self.order(|orders| orders.stop = true),
@@ -375,16 +369,16 @@ impl Raid5 {
         Ok(())
     }
 
-    /// Sets whether recoveries and resyncs begin by themselves.
-    pub fn freeze(&self, frozen: bool) {
+    /// As [`ManagedArray::freeze`].
+    pub(super) fn freeze(&self, frozen: bool) {
         self.order(|orders| {
             orders.frozen = frozen;
             orders.stop |= frozen;
         });
     }
 
-    /// KiB a second of each member that rebuilds, resyncs and checks take: while others use the array, and at most.
-    pub fn set_speed(&self, min_kib: u64, max_kib: u64) -> Result<(), Error> {
+    /// As [`ManagedArray::set_speed`].
+    pub(super) fn set_speed(&self, min_kib: u64, max_kib: u64) -> Result<(), Error> {
         if min_kib == 0 || max_kib < min_kib {
             return Err(Error::config(format!(
                 "speeds of {min_kib} to {max_kib} KiB a second: the least is at least 1, and the most not below it"
@@ -394,18 +388,8 @@ impl Raid5 {
         Ok(())
     }
 
-    /// Sets the number of stripe heads, 8 to 32768. Heads in use are freed when they are not in use any more.
-    pub fn set_stripes(&self, stripes: usize) -> Result<(), Error> {
-        if !(LEAST_STRIPES..=MOST_STRIPES).contains(&stripes) {
-            return Err(Error::config(format!(
-                "{stripes} stripes: it takes {LEAST_STRIPES} to {MOST_STRIPES}"
-            )));
-        }
-        self.shared.core.lock().set_stripes(stripes)
-    }
-
     fn check_place(&self, place: usize) -> Result<(), Error> {
-        let members = self.shared.geometry.members();
+        let members = self.control().geometry.members();
         match place < members {
             true => Ok(()),
             false => Err(Error::config(format!(
@@ -416,7 +400,165 @@ impl Raid5 {
     }
 
     fn order(&self, change: impl FnOnce(&mut PendingOrders)) {
-        change(&mut self.orders.0.lock());
-        self.wake_keeper();
+        let control = self.control();
+        control.orders.change(change);
+        control.wait.wake();
+    }
+
+    /// As [`ManagedArray::re_add`].
+    pub(super) fn re_add(
+        &self,
+        name: &str,
+        device: &Arc<dyn BlockDevice>,
+        idle: &mut Idle<'_>,
+    ) -> Result<ReAdded, Error> {
+        let state = self.state();
+        if state.broken {
+            return Err(Error::config("the array has failed: nothing can be added"));
+        }
+        if state.members.iter().any(|m| m.name == name) {
+            return Err(Error::config(format!("{name} is in the array already")));
+        }
+        self.refuse_if_busy(name, device)?;
+        let found = read_superblock(name, device, idle)?;
+        let newest = &state.superblock;
+        if found.set_uuid != newest.set_uuid {
+            return Err(Error::config(format!(
+                "{name} is not of this array; to make it a spare, add it"
+            )));
+        }
+        let Role::Active(place) = found.role() else {
+            return Err(Error::config(format!(
+                "{name} was not a member of this array; add it"
+            )));
+        };
+        let place = usize::from(place);
+        let rebuilds = |m: &ArrayMember| matches!(m.state, MemberState::Rebuilding(_));
+        let incoming = state.members.iter().any(rebuilds);
+        if state.failed != Some(place) || incoming {
+            return Err(Error::config(format!(
+                "{name} was the member at place {place}, which has another device; add it as a spare"
+            )));
+        }
+        let entry = newest.roles.get(found.dev_number as usize);
+        if matches!(entry, Some(Role::Active(_))) || found.events > newest.events {
+            return Err(Error::config(format!(
+                "{name}: its superblock (number {}, events {}) doesn't fit the array's (events {}): it was used elsewhere, or is a copy; add it, and it is rebuilt whole",
+                found.dev_number, found.events, newest.events
+            )));
+        }
+        let why = self.why_whole(place, &found);
+        let fits = found.check(device.capacity_sectors());
+        let why = match (why, fits) {
+            (None, Ok(geometry)) if geometry == self.control().geometry => None,
+            (None, Ok(_)) => Some("its superblock has another shape".into()),
+            (None, Err(e)) => Some(e.to_string()),
+            (why, _) => why,
+        };
+        if let Some(why) = why {
+            tracing::warn!("raid5: {name} is rebuilt whole: {why}");
+            self.add(name, device, false, idle)?;
+            return Ok(ReAdded::Whole(why));
+        }
+        let control = self.control();
+        control.origin.lock().devices.push(name.to_owned());
+        let member = Member {
+            device: Arc::clone(device),
+            name: name.to_owned(),
+            superblock: found,
+        };
+        self.bring_back(place, member);
+        control.wait.wake();
+        Ok(ReAdded::ByBitmap)
+    }
+}
+
+/// The state of an array that serves, and orders to it. Its background work follows them.
+pub trait ManagedArray {
+    #[doc(hidden)]
+    fn parts(&self) -> &dyn Parts;
+
+    /// The current state.
+    fn state(&self) -> ArrayState {
+        self.parts().state()
+    }
+
+    /// The user's name of the member at each place; `None`: there is none, or it isn't recovered.
+    fn places(&self) -> Vec<Option<String>> {
+        self.parts().places()
+    }
+
+    /// The patterns by which the array was found, in the grammar of [`super::ArrayOptions::names`]; its specification keeps them.
+    fn found_in(&self, patterns: Vec<String>) {
+        self.parts().control().origin.lock().patterns = patterns;
+    }
+
+    /// The specification that starts the array in its present state.
+    fn spec(&self) -> String {
+        self.parts().spec()
+    }
+
+    /// Answers a question. Errors say in one line why an order can't be carried out, or what to do first.
+    fn answer(&self, question: &Question) -> Result<Detail, Error> {
+        self.parts().answer(question)
+    }
+
+    /// Adds a device as a spare, which becomes a member as soon as one is missing. Its contents are lost;
+    /// `force`: also if it belongs to another array.
+    fn add(
+        &self,
+        name: &str,
+        device: &Arc<dyn BlockDevice>,
+        force: bool,
+        idle: &mut Idle<'_>,
+    ) -> Result<(), Error> {
+        self.parts().add(name, device, force, idle)
+    }
+
+    /// Takes a device back that was a member: what it missed is written, if the write-intent bitmap tells. Otherwise it becomes a spare, which is rebuilt
+    /// whole. Errors if it wasn't a member of this array, or its place has another device.
+    fn re_add(
+        &self,
+        name: &str,
+        device: &Arc<dyn BlockDevice>,
+        idle: &mut Idle<'_>,
+    ) -> Result<ReAdded, Error> {
+        self.parts().re_add(name, device, idle)
+    }
+
+    /// Takes a spare away. Errors if no spare has this name.
+    fn remove(&self, name: &str) -> Result<(), Error> {
+        self.parts().remove(name)
+    }
+
+    /// Throws the member at a place out, as if it had failed. Errors if that would end the array.
+    fn fail(&self, place: usize) -> Result<(), Error> {
+        self.parts().fail(place)
+    }
+
+    /// Makes a spare the member of a place, while the member that is there goes on until then.
+    fn replace(&self, place: usize) -> Result<(), Error> {
+        self.parts().replace(place)
+    }
+
+    /// Begins a check or repair; `None` ends the action under way.
+    fn sync(&self, action: Option<SyncAction>) -> Result<(), Error> {
+        self.parts().sync(action)
+    }
+
+    /// Sets whether recoveries and resyncs begin by themselves.
+    fn freeze(&self, frozen: bool) {
+        self.parts().freeze(frozen);
+    }
+
+    /// KiB a second of each member that rebuilds, resyncs and checks take: while others use the array, and at most.
+    fn set_speed(&self, min_kib: u64, max_kib: u64) -> Result<(), Error> {
+        self.parts().set_speed(min_kib, max_kib)
+    }
+
+    /// Sets the number of stripe heads, 8 to 32768. Heads in use are freed when they are not in use any more.
+    fn set_stripes(&self, stripes: usize) -> Result<(), Error> {
+        check_stripes(stripes)?;
+        self.parts().set_stripes(stripes)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::away::LeftBehind;
 use super::bounce::{Bounced, Bounces};
-use super::lower::{arm_members, below, open_entries};
+use super::lower::{arm_members, below, open_entries, open_member};
 use super::requests::{MemberRequest, MemberRequests};
 use super::{ArrayShared, MemberDevice, QueueEntries};
 use crate::core::{Core, MemberIo, Token, Work};
@@ -80,7 +80,7 @@ impl ArrayQueue {
             changes: u64::MAX,
             closing: false,
             requests: MemberRequests::default(),
-            bounces: shared.limit.map(|_| Bounces::new()),
+            bounces: shared.control.limit.map(|_| Bounces::new()),
             bounced: Vec::new(),
             ios: Vec::new(),
             made: Vec::new(),
@@ -126,16 +126,12 @@ impl ArrayQueue {
             }
             if let (None, Some(device)) = (&self.members[slot], device) {
                 let floor = device.device.floor();
-                let below = QueueContext {
-                    tracing: self.below.tracing.inside(&device.name, &floor),
-                    merges: Arc::clone(&self.below.merges),
-                    ..self.below
-                };
                 let tracing = self.below.tracing.below(&self.tracer);
                 let tracing = tracing.inside(&device.name, &floor);
                 self.remaps.resize_with(devices.len(), Tracer::default);
-                self.remaps[slot] = tracing.tracer(&floor, below.index, below.submitter);
-                match LowerQueue::open(&device.device, &below) {
+                let (index, submitter) = (self.below.index, self.below.submitter);
+                self.remaps[slot] = tracing.tracer(&floor, index, submitter);
+                match open_member(device, &self.below) {
                     Ok(lower) => self.members[slot] = Some(lower),
                     Err(e) => opened = Err(e),
                 }
@@ -533,7 +529,7 @@ impl Drop for ArrayQueue {
         if !finished {
             tracing::error!(
                 "{}: a queue went away with work at its members: the array stops",
-                self.shared.name
+                self.shared.control.name
             );
             self.step(|core, _| core.give_up());
         }

@@ -4,53 +4,62 @@
 //! | file | has |
 //! |---|---|
 //! | `queue` | a queue: the core's part of it, and queues to all members |
-//! | `sync` | the queue that rebuilds a member or makes parity right |
+//! | `sync` | the queue that rebuilds a member or makes parity right, and takes devices in |
+//! | `devices` | devices by slot |
 //! | `disk` | superblocks as on disk |
 //! | `background` | superblocks that a stop writes, and queues that were closed with work |
 
 mod background;
+mod devices;
 mod disk;
 mod queue;
 mod sync;
 
 pub use background::StripeBackground;
 
-use super::manage::SyncAction;
-use super::{ArrayOptions, WritePath, check_stripes, limits_of, name_of, write_clean};
+use super::control::{Control, Parts, Snapshot, spares_now};
+use super::{
+    ArrayOptions, CoreKind, ManagedArray, MemberDevice, WritePath, check_stripes, write_clean,
+};
 use crate::blocking::sleepy;
-pub use crate::core::stripes::SyncEnd;
+use crate::core::State;
 use crate::core::stripes::{Common, Errand, Mail};
 use crate::words::Owner;
-use crate::{Assembly, Geometry, Policy, STRIPE_SECTORS};
-use background::Orders;
-use disk::OnDisk;
+use crate::{Assembly, BitmapHeader, Geometry, Member, Policy, STRIPE_SECTORS, Superblock};
+use background::{Chores, seen};
+use devices::Devices;
+use disk::{OnDisk, Written};
 use parking_lot::Mutex;
 use pvblk_block::stacked::{BackgroundThread, CompletionQueue, QueueTable, finish_within};
 use pvblk_block::{
-    BlockDevice, Capabilities, Close, DeviceQueue, Error, EventHub, Forwards, Incarnation, Limits,
-    LossMarks, QueueContext, Reclaim, SystemClock,
+    BlockDevice, Capabilities, Close, DeviceEvent, DeviceQueue, Error, EventHub, Extent, Extents,
+    Forwards, Incarnation, Limits, LossMarks, Questions, QueueContext, Reclaim, SystemClock,
 };
 use queue::StripeQueue;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
+use sync::Syncs;
 
+/// Most members: masks of slots are 64 bits, and two more are for devices that come.
+const MOST_MEMBERS: usize = 62;
 /// Longest wait of an array that is closed for queues that were closed with work.
 const LAST_WAIT: Duration = Duration::from_secs(10);
 
 struct Shared {
-    name: String,
-    geometry: Geometry,
-    limits: Limits,
+    control: Control,
     common: Arc<Common>,
-    /// By slot: members by their place at the start, and a device that was being rebuilt then. A member that failed keeps its device until the array is dropped.
-    devices: Vec<Option<Arc<dyn BlockDevice>>>,
+    /// Members have the slots of their places at the start, and a device that was being rebuilt then comes after them.
+    devices: Devices,
     /// Queues by number; a queue's owner number is one more.
     queues: QueueTable<CompletionQueue<Vec<Mail>>>,
-    orders: Orders,
+    chores: Chores,
     /// Locked while superblocks are written.
     disk: Mutex<OnDisk>,
-    events: EventHub,
+    written: Mutex<Written>,
+    syncs: Mutex<Syncs>,
+    /// Held while the number of stripes is set.
+    setting: Mutex<()>,
 }
 
 /// The owner of a queue, by its number. `None`: there are no so many.
@@ -78,36 +87,143 @@ impl Shared {
     }
 }
 
+impl Parts for Shared {
+    fn control(&self) -> &Control {
+        &self.control
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        // Before the members: a spare that becomes one in between is in both lists.
+        let spares = spares_now(&self.control.spares.lock());
+        let syncs = self.syncs.lock().clone();
+        let written = self.written.lock();
+        let devices = self.devices.all().into_iter();
+        let recovered = syncs.recovered;
+        Snapshot {
+            state: State {
+                dirty: written.dirty,
+                events: written.superblock.events,
+                sync: syncs.now,
+                syncs: syncs.begun,
+                mismatch_sectors: syncs.mismatch_sectors,
+                trouble: syncs.trouble,
+                recovered: recovered.map(|(place, sectors)| (place, sectors, false)),
+                path: WritePath::Direct,
+                ..self.common.state()
+            },
+            superblock: written.superblock.clone(),
+            names: devices
+                .map(|device| Some(device?.member.name.clone()))
+                .collect(),
+            spares,
+            lag: written.lag,
+        }
+    }
+
+    fn places(&self) -> Vec<Option<String>> {
+        let devices = self.devices.all();
+        let name = |slot: usize| Some(devices.get(slot)?.as_ref()?.member.name.clone());
+        let slots = self.common.slots_by_role().into_iter();
+        slots.map(|slot| slot.and_then(name)).collect()
+    }
+
+    fn devices(&self) -> Vec<Arc<dyn BlockDevice>> {
+        let devices = self.devices.all().into_iter().flatten();
+        devices.map(|d| Arc::clone(&d.member.device)).collect()
+    }
+
+    fn device_at(&self, place: usize) -> Option<Arc<dyn BlockDevice>> {
+        let (device, _) = self.homes().into_iter().nth(place)??;
+        Some(device)
+    }
+
+    fn homes(&self) -> Vec<Option<(Arc<dyn BlockDevice>, u64)>> {
+        let devices = self.devices.all();
+        let device = |slot: usize| Some(Arc::clone(&devices.get(slot)?.as_ref()?.member.device));
+        let home = |(slot, sector): (usize, u64)| Some((device(slot)?, sector));
+        let homes = self.common.homes().into_iter();
+        homes.map(|at| at.and_then(home)).collect()
+    }
+
+    fn bitmap_header(&self) -> Option<BitmapHeader> {
+        None
+    }
+
+    fn refuse_if_busy(&self, _: &str, _: &Arc<dyn BlockDevice>) -> Result<(), Error> {
+        // Writes at a member have ended before it isn't one any more.
+        Ok(())
+    }
+
+    fn held(&self) -> Vec<(usize, String)> {
+        Vec::new()
+    }
+
+    fn held_device(&self, _: &str) -> Option<(String, Arc<dyn BlockDevice>)> {
+        None
+    }
+
+    fn why_whole(&self, _: usize, _: &Superblock) -> Option<String> {
+        Some("the array has no write-intent bitmap".into())
+    }
+
+    fn bring_back(&self, _: usize, _: Member) {
+        debug_assert!(false, "there is no bitmap");
+    }
+
+    fn set_stripes(&self, stripes: usize) -> Result<(), Error> {
+        let _one = self.setting.lock();
+        let mut mail = self.common.set_stripes(stripes)?;
+        self.post(&mut mail);
+        Ok(())
+    }
+
+    fn set_write_path(&self, path: WritePath) -> Result<(), Error> {
+        match path {
+            WritePath::Direct => Ok(()),
+            WritePath::StripeQueue => Err(Error::config(
+                "the core `words` has no stripe queue: start the array with core=lock for it",
+            )),
+        }
+    }
+}
+
 /// A RAID-5 array that serves, by the core without a lock. [`StripeArray::keep`] or a [`StripeBackground`] has to run beside it.
 pub struct StripeArray {
     shared: Arc<Shared>,
     thread: Mutex<Option<BackgroundThread>>,
-    /// Held while the number of stripes is set.
-    setting: Mutex<()>,
     /// Data may be wrong, because the array was started by force.
     guessed: bool,
 }
 
 impl StripeArray {
     /// Serves an array that was assembled and prepared. Errors by name if it needs a part that this core hasn't yet.
-    pub fn start(assembly: Assembly, options: &ArrayOptions) -> Result<Arc<StripeArray>, Error> {
+    pub fn start(
+        mut assembly: Assembly,
+        options: &ArrayOptions,
+    ) -> Result<Arc<StripeArray>, Error> {
         check_stripes(options.stripes)?;
         let has_bitmap = matches!(assembly.policy(), Policy::Bitmap { .. });
+        let is_large = assembly.members.len() > MOST_MEMBERS;
         let missing = [
             (has_bitmap, "a write-intent bitmap"),
             (options.member_timeout.is_some(), "a time limit of members"),
             (options.path != WritePath::Direct, "a stripe queue"),
+            (is_large, "more than 62 members"),
         ];
         if let Some((_, part)) = missing.iter().find(|(has, _)| *has) {
             return Err(Error::config(format!(
-                "raid5: the core without a lock doesn't take an array with {part}"
+                "the core `words` doesn't take an array with {part} yet: start it with core=lock"
             )));
         }
+        let control = Control::new(&mut assembly, options, CoreKind::Words)?;
         let incoming = assembly.incoming.as_ref();
         let devices = assembly.members.iter().map(Option::as_ref);
         let devices = devices.chain(incoming.map(|i| Some(&i.member)));
-        let devices: Vec<_> = devices.map(|m| m.map(|m| Arc::clone(&m.device))).collect();
-        let all: Vec<Limits> = devices.iter().flatten().map(|d| d.limits()).collect();
+        let device = |m: &Member| MemberDevice {
+            device: Arc::clone(&m.device),
+            name: m.name.clone(),
+        };
+        let devices = devices.map(|member| member.map(device)).collect();
         let members = assembly.members.iter();
         let members = members.map(|m| m.as_ref().map(|m| (&m.superblock, m.device.limits())));
         let incoming = incoming.map(|i| {
@@ -122,28 +238,33 @@ impl StripeArray {
             assembly.unsynced.iter().map(stripes).collect(),
             options.stripes,
         )?;
-        Ok(Arc::new(StripeArray {
-            guessed: assembly.guessed,
-            shared: Arc::new(Shared {
-                name: name_of(&assembly),
-                geometry: assembly.geometry,
-                limits: limits_of(&all, &assembly.geometry),
-                common,
-                devices,
-                queues: QueueTable::default(),
-                orders: Orders::new()?,
-                disk: Mutex::new(OnDisk::new(assembly)),
-                events: EventHub::default(),
-            }),
-            thread: Mutex::new(None),
+        let guessed = assembly.guessed;
+        let disk = OnDisk::new(assembly);
+        let shared = Shared {
+            devices: Devices::new(devices, &common.devices().0),
+            common,
+            queues: QueueTable::default(),
+            chores: Chores::new(&control.wait),
+            written: Mutex::new(disk.written()),
+            disk: Mutex::new(disk),
+            syncs: Mutex::default(),
             setting: Mutex::new(()),
+            control,
+        };
+        let condition = seen(&shared).condition();
+        let events = &shared.control.events;
+        events.raise(DeviceEvent::Condition(condition));
+        Ok(Arc::new(StripeArray {
+            guessed,
+            shared: Arc::new(shared),
+            thread: Mutex::new(None),
         }))
     }
 
     /// From now on a thread does the background work, until the array is closed.
     pub fn keep(&self) -> Result<(), Error> {
         let work = StripeBackground::new(self);
-        let wait = self.shared.orders.wait();
+        let wait = &self.shared.control.wait;
         let thread = BackgroundThread::start("pvblk-stripes", wait, Arc::new(SystemClock), work);
         let thread = thread.map_err(|e| Error::os("raid5: starting a thread", e))?;
         *self.thread.lock() = Some(thread);
@@ -155,27 +276,8 @@ impl StripeArray {
         self.shared.common.missing()
     }
 
-    /// Checks or repairs parity of all stripes, as soon as no rebuild or resync is under way. [`StripeArray::synced`] has its end.
-    pub fn sync(&self, action: SyncAction) -> Result<(), Error> {
-        if !matches!(action, SyncAction::Check | SyncAction::Repair) {
-            return Err(Error::config(format!("{action}: it begins by itself")));
-        }
-        if self.failed().is_some() {
-            return Err(Error::config(format!(
-                "{action}: a member is missing, so there is no parity to compare"
-            )));
-        }
-        self.shared.orders.sync(action);
-        Ok(())
-    }
-
-    /// The end of the last rebuild, resync or check.
-    pub fn synced(&self) -> Option<SyncEnd> {
-        self.shared.orders.synced()
-    }
-
     pub fn geometry(&self) -> Geometry {
-        self.shared.geometry
+        self.shared.control.geometry
     }
 
     /// The place that a device is rebuilt for.
@@ -193,15 +295,6 @@ impl StripeArray {
     pub fn in_sync_sectors(&self) -> Option<u64> {
         let first = self.shared.common.first_unsynced();
         first.map(|stripe| stripe * STRIPE_SECTORS)
-    }
-
-    /// From now on so many stripes may have pages; those that are too many go as soon as nobody works on them.
-    pub fn set_stripes(&self, stripes: usize) -> Result<(), Error> {
-        check_stripes(stripes)?;
-        let _one = self.setting.lock();
-        let mut mail = self.shared.common.set_stripes(stripes)?;
-        self.shared.post(&mut mail);
-        Ok(())
     }
 
     /// Ends in order, when all queues are closed: everything is on stable storage, and superblocks say clean.
@@ -224,9 +317,15 @@ impl StripeArray {
     }
 }
 
+impl ManagedArray for StripeArray {
+    fn parts(&self) -> &dyn Parts {
+        &*self.shared
+    }
+}
+
 impl BlockDevice for StripeArray {
     fn describe(&self) -> String {
-        self.shared.name.clone()
+        self.shared.control.name.clone()
     }
 
     fn floor(&self) -> String {
@@ -234,11 +333,11 @@ impl BlockDevice for StripeArray {
     }
 
     fn limits(&self) -> Limits {
-        self.shared.limits
+        self.shared.control.limits
     }
 
     fn capacity_sectors(&self) -> u64 {
-        self.shared.geometry.capacity_sectors()
+        self.shared.control.geometry.capacity_sectors()
     }
 
     fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
@@ -246,19 +345,19 @@ impl BlockDevice for StripeArray {
     }
 
     fn events(&self) -> &EventHub {
-        &self.shared.events
+        &self.shared.control.events
     }
 
     fn capabilities(&self) -> Capabilities<'_> {
         let own = Forwards {
             // The superblocks say how large it is, whatever becomes of the members' backings.
             refresh: None,
-            extents: None,
+            extents: Some(self),
             // A member's cache holds parts of members, and parity.
             cached: None,
             incarnation: Some(self),
             close: Some(self),
-            questions: None,
+            questions: Some(self),
             memory: Some(self),
             // Each member has its own, and parity needs a copy anyway.
             buffers: None,
@@ -267,13 +366,26 @@ impl BlockDevice for StripeArray {
     }
 }
 
+impl Extents for StripeArray {
+    fn extents(&self, sector: u64, sectors: u64, out: &mut Vec<Extent>) -> Result<(), Error> {
+        self.parts().find_extents(sector, sectors, out)
+    }
+}
+
+impl Questions for StripeArray {
+    fn ask(&self, question: &str) -> Option<Result<String, Error>> {
+        self.parts().answer_text(question)
+    }
+}
+
 impl LossMarks for StripeArray {
+    /// As the present device's: a missing member doesn't count.
     fn incarnation(&self) -> Incarnation {
         match self.guessed {
             true => Incarnation::default(),
             false => {
-                let devices = self.shared.devices.iter().flatten();
-                Incarnation::of_members(devices.map(|d| d.incarnation()))
+                let devices = Parts::devices(&*self.shared);
+                Incarnation::of_members(devices.iter().map(|d| d.incarnation()))
             }
         }
     }
@@ -286,11 +398,11 @@ impl Close for StripeArray {
         let mut background = StripeBackground::last(self);
         let is_over = finish_within(LAST_WAIT, || {
             background.work(Duration::ZERO);
-            self.shared.orders.has_queues().then_some(false)
+            self.shared.chores.has_queues().then_some(false)
         });
         if !is_over {
-            self.shared.orders.abandon();
-            let name = &self.shared.name;
+            self.shared.chores.abandon();
+            let name = &self.shared.control.name;
             return Err(Error::config(format!(
                 "{name}: I/O at its members doesn't end, so it isn't clean"
             )));
@@ -304,7 +416,7 @@ impl Drop for StripeArray {
         let thread = self.thread.lock().take();
         drop(thread);
         // They have the array.
-        self.shared.orders.abandon();
+        self.shared.chores.abandon();
     }
 }
 
@@ -312,12 +424,13 @@ impl Reclaim for StripeArray {
     fn give_way(&self) -> u64 {
         let (bytes, mut mail) = self.shared.common.give_way();
         self.shared.post(&mut mail);
-        let members = self.shared.devices.iter().flatten();
-        bytes + members.map(|m| m.give_way()).sum::<u64>()
+        let members = Parts::devices(&*self.shared);
+        bytes + members.iter().map(|m| m.give_way()).sum::<u64>()
     }
 
     fn spare_bytes(&self) -> u64 {
-        let members = self.shared.devices.iter().flatten();
-        self.shared.common.live_bytes() + members.map(|m| m.spare_bytes()).sum::<u64>()
+        let members = Parts::devices(&*self.shared);
+        let below: u64 = members.iter().map(|m| m.spare_bytes()).sum();
+        self.shared.common.live_bytes() + below
     }
 }

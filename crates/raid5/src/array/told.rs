@@ -6,17 +6,18 @@ use std::sync::Arc;
 
 /// The members at a moment, as far as subscribers are told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Seen {
+pub(super) struct Seen {
     /// The place without a member.
-    failed: Option<usize>,
-    broken: bool,
+    pub failed: Option<usize>,
+    pub broken: bool,
     /// The place that a device is being rebuilt for.
-    rebuilding: Option<usize>,
-    takeovers: u64,
+    pub rebuilding: Option<usize>,
+    /// Devices that have become members.
+    pub takeovers: u64,
 }
 
 impl Seen {
-    fn of(core: &Core) -> Seen {
+    pub fn of(core: &Core) -> Seen {
         Seen {
             failed: core.failed(),
             broken: core.is_broken(),
@@ -25,7 +26,8 @@ impl Seen {
         }
     }
 
-    fn condition(&self) -> Condition {
+    /// The redundancy of the array.
+    pub fn condition(&self) -> Condition {
         match (self.broken, self.failed) {
             (true, _) => Condition::Failed,
             (false, Some(place)) => Condition::Degraded {
@@ -34,11 +36,6 @@ impl Seen {
             (false, None) => Condition::Whole,
         }
     }
-}
-
-/// The redundancy of the array now.
-pub(super) fn condition(core: &Core) -> Condition {
-    Seen::of(core).condition()
 }
 
 /// The members as subscribers know them.
@@ -50,21 +47,17 @@ pub(super) struct Told {
 
 impl Told {
     /// The members as they are now. `names` has one for each place.
-    pub fn new(core: &Core, names: Vec<Option<String>>) -> Told {
-        Told {
-            seen: Seen::of(core),
-            names,
-        }
+    pub fn new(seen: Seen, names: Vec<Option<String>>) -> Told {
+        Told { seen, names }
     }
 
     /// The changes since the last look. A device that was taken in and became the member between two looks has
     /// a start, too. `names` is called only if there is a change.
     pub fn look(
         &mut self,
-        core: &Core,
+        now: Seen,
         names: impl FnOnce() -> Vec<Option<String>>,
     ) -> Vec<DeviceEvent> {
-        let now = Seen::of(core);
         if now == self.seen {
             return Vec::new();
         }

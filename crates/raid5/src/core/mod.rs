@@ -27,6 +27,7 @@ mod zero;
 
 pub(super) use away::{Kicked, TICKS};
 pub use queue::WritePath;
+pub(super) use state::{MemberNow, State};
 pub use sync::{Action, SyncNow};
 pub(super) use work::Work;
 pub(super) use zero::Ability;

@@ -20,7 +20,7 @@ pub struct MemberNow {
 }
 
 /// The array at a moment.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
     /// Devices, by their numbers.
     pub members: Vec<MemberNow>,
@@ -36,6 +36,8 @@ pub struct State {
     pub sync: Option<SyncNow>,
     /// Sectors of each member, from the start, whose parity is right; `None`: all.
     pub in_sync_sectors: Option<u64>,
+    /// Recoveries, resyncs and checks that have begun.
+    pub syncs: u64,
     /// Sectors of members whose parity was wrong, of the last check or repair.
     pub mismatch_sectors: u64,
     /// Why the last rebuild or check didn't come to its end.
@@ -81,6 +83,7 @@ impl Core {
             events: self.meta.events(),
             sync: self.sync_now(),
             in_sync_sectors: self.unsynced.first().map(|s| s * STRIPE_SECTORS),
+            syncs: self.syncs,
             mismatch_sectors: self.mismatch_sectors,
             trouble: self.trouble.clone(),
             recovered: self.recovered,

@@ -246,7 +246,7 @@ fn roles(assembly: &Assembly) -> (Vec<Role>, bool) {
 }
 
 /// True if the superblocks on disk still list a member that isn't there.
-pub(super) fn names_missing(assembly: &Assembly) -> bool {
+pub(in super::super) fn names_missing(assembly: &Assembly) -> bool {
     roles(assembly).1
 }
 

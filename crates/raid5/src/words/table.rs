@@ -306,6 +306,12 @@ impl<R: Record, T: Send, P: Primitives> Table<R, T, P> {
         token.claimed(to)
     }
 
+    /// The number of words that somebody owns now.
+    pub fn busy(&self) -> usize {
+        let words = (0..self.count()).map(|at| self.acquire(at));
+        words.filter(|word| word.owner().is_some()).count()
+    }
+
     /// Words with I/O in flight, for the queue that has stopped them.
     pub fn in_flight(&self, _: &Stop) -> InFlight {
         let words = (0..self.count()).map(|at| (at, self.acquire(at)));

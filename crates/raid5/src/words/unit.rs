@@ -19,6 +19,16 @@ pub struct Room {
     pub segments: usize,
 }
 
+impl Room {
+    /// The bounds of both.
+    pub fn least(self, other: Room) -> Room {
+        Room {
+            bytes: self.bytes.min(other.bytes),
+            segments: self.segments.min(other.segments),
+        }
+    }
+}
+
 /// A block of the memory of logs.
 #[derive(Debug)]
 pub struct LogBlock(Arc<Region>);

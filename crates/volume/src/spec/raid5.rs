@@ -13,12 +13,14 @@ use super::{Need, VolumeSpec};
 use pvblk_block::units::Span;
 use pvblk_block::{BlockDevice, Error};
 use pvblk_raid5 as raid5;
-use pvblk_raid5::{ArrayOptions, AssembleOptions, Assembly, Geometry, Raid5Progress, WritePath};
+use pvblk_raid5::{
+    ArrayOptions, AssembleOptions, Assembly, CoreKind, Geometry, Raid5Progress, WritePath,
+};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A RAID-5 array of members in md's format: `raid5:[MEMBER][MEMBER]…[,stripes=N][,write-path=PATH][,member-timeout=TIME][,re-add=auto][,force]`, or
+/// A RAID-5 array of members in md's format: `raid5:[MEMBER][MEMBER]…[,stripes=N][,write-path=PATH][,member-timeout=TIME][,re-add=auto][,core=CORE][,force]`, or
 /// `raid5:uuid=UUID,in=PATTERN[,in=PATTERN]…[,missing]` with the same options.
 ///
 /// Members are volumes, each in brackets of its own, in any order: their superblocks say where they belong. There are as many as
@@ -41,6 +43,8 @@ pub struct Raid5Spec {
     pub member_timeout: Option<Duration>,
     /// A member that was kicked for that is taken back when it answers again.
     pub re_add: bool,
+    /// `lock`, or `words`, which scales and hasn't all parts yet.
+    pub core: CoreKind,
     /// Start with stale members, or when dirty and degraded, although data may be wrong.
     pub force: bool,
 }
@@ -66,6 +70,7 @@ impl Raid5Spec {
             write_path: WritePath::default(),
             member_timeout: None,
             re_add: false,
+            core: CoreKind::default(),
             force: false,
         }
     }
@@ -77,6 +82,20 @@ impl Raid5Spec {
         let limits = Duration::from_millis(100)..=Duration::from_hours(1);
         if self.member_timeout.is_some_and(|t| !limits.contains(&t)) {
             return Some("member-timeout must be 100 ms to 3600 s".into());
+        }
+        if self.core == CoreKind::Words {
+            let missing = [
+                (self.member_timeout.is_some(), "member-timeout"),
+                (
+                    self.write_path != WritePath::Direct,
+                    "write-path=stripe-queue",
+                ),
+            ];
+            if let Some((_, part)) = missing.iter().find(|(has, _)| *has) {
+                return Some(format!(
+                    "core=words has no {part} yet: leave one of them out"
+                ));
+            }
         }
         if self.re_add && self.member_timeout.is_none() {
             return Some("re-add=auto takes members back that were kicked for their time: give member-timeout=TIME too".into());
@@ -155,18 +174,12 @@ impl Raid5Spec {
             names: Arc::new(SpecNames::new(need)),
             ..ArrayOptions::default()
         };
-        let array = raid5::Raid5::start(assembly, &options)?;
-        if let Members::Found(candidates) = &self.of {
-            array.found_in(
-                candidates
-                    .within
-                    .iter()
-                    .map(VolumeSpec::to_string)
-                    .collect(),
-            );
-        }
-        array.keep()?;
-        Ok(array)
+        let patterns = match &self.of {
+            Members::Found(candidates) => candidates.within.iter(),
+            Members::Named(_) => [].iter(),
+        };
+        let patterns = patterns.map(VolumeSpec::to_string).collect();
+        raid5::serve(assembly, &options, self.core, patterns)
     }
 
     fn options(&self) -> AssembleOptions {
@@ -217,6 +230,9 @@ impl fmt::Display for Raid5Spec {
         }
         if self.re_add {
             f.write_str(",re-add=auto")?;
+        }
+        if self.core != CoreKind::default() {
+            write!(f, ",core={}", self.core)?;
         }
         f.write_str(if self.force { ",force" } else { "" })
     }

@@ -5,13 +5,14 @@ use super::queue::QueueState;
 use super::sync::SyncQueue;
 use super::{Shared, StripeArray};
 
-use crate::core::Action;
-use crate::core::stripes::{Errand, Mail, SyncEnd};
+use crate::array::ManagedArray;
+use crate::array::control::Parts;
+use crate::array::told::{Seen, Told};
+use crate::core::stripes::{Errand, Mail};
 
 use crate::words::Owner;
 
 use parking_lot::Mutex;
-use pvblk_block::Error;
 use pvblk_block::stacked::{Background, Due, WaitEntry};
 use pvblk_sys::Poller;
 use std::io;
@@ -26,74 +27,48 @@ const TRIES: usize = 3;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Superblocks that a queue wants to be written.
-struct Wanted {
+struct Chore {
     by: Owner,
     errand: Errand,
 }
 
 /// The work that queues leave for the background.
-pub(super) struct Orders {
+pub(super) struct Chores {
     wait: Arc<WaitEntry>,
-    superblocks: Mutex<Vec<Wanted>>,
-    /// A user wants it.
-    action: Mutex<Option<Action>>,
-    /// The end of the last action.
-    synced: Mutex<Option<SyncEnd>>,
+    superblocks: Mutex<Vec<Chore>>,
     /// Queues that were closed with work; `None`: nobody finishes them any more.
     queues: Mutex<Option<Vec<QueueState>>>,
 }
 
-impl Orders {
-    pub fn new() -> Result<Orders, Error> {
-        let wait = WaitEntry::new().map_err(|e| Error::os("raid5: starting", e))?;
-        Ok(Orders {
-            wait: Arc::new(wait),
+impl Chores {
+    /// `wait`: the background thread's.
+    pub fn new(wait: &Arc<WaitEntry>) -> Chores {
+        Chores {
+            wait: Arc::clone(wait),
             superblocks: Mutex::default(),
-            action: Mutex::default(),
-            synced: Mutex::default(),
             queues: Mutex::new(Some(Vec::new())),
-        })
-    }
-
-    pub fn wait(&self) -> &Arc<WaitEntry> {
-        &self.wait
+        }
     }
 
     /// Superblocks are to be written; the queue gets the answer.
     pub fn write_superblocks(&self, by: Owner, errand: Errand) {
-        self.superblocks.lock().push(Wanted { by, errand });
+        self.superblocks.lock().push(Chore { by, errand });
         self.wait.wake();
     }
 
-    /// An action is to begin when none is under way.
-    pub fn sync(&self, action: Action) {
-        *self.synced.lock() = None;
-        *self.action.lock() = Some(action);
+    /// The background looks whether there is something to do.
+    pub fn wake(&self) {
         self.wait.wake();
-    }
-
-    /// The action that a user wants.
-    pub fn action(&self) -> Option<Action> {
-        *self.action.lock()
-    }
-
-    /// It was begun, or can't be.
-    pub fn action_is_taken(&self) {
-        *self.action.lock() = None;
-    }
-
-    pub fn set_synced(&self, synced: SyncEnd) {
-        *self.synced.lock() = Some(synced);
-    }
-
-    pub fn synced(&self) -> Option<SyncEnd> {
-        *self.synced.lock()
     }
 
     /// A queue was closed with work.
     pub fn finish(&self, queue: QueueState) {
         self.put_back(queue);
         self.wait.wake();
+    }
+
+    fn has_superblocks(&self) -> bool {
+        !self.superblocks.lock().is_empty()
     }
 
     fn take_queues(&self) -> Vec<QueueState> {
@@ -132,6 +107,7 @@ pub struct StripeBackground {
     begin: Instant,
     forgive_at: Duration,
     sync: SyncQueue,
+    told: Told,
     /// The array is being closed: no action is begun.
     is_last: bool,
 }
@@ -139,6 +115,7 @@ pub struct StripeBackground {
 impl StripeBackground {
     pub fn new(array: &StripeArray) -> StripeBackground {
         StripeBackground {
+            told: Told::new(seen(&array.shared), array.places()),
             shared: Arc::clone(&array.shared),
             begin: Instant::now(),
             forgive_at: FORGIVE,
@@ -156,8 +133,8 @@ impl StripeBackground {
 
     /// Does what is due; `now` counts from any moment.
     pub fn work(&mut self, now: Duration) {
-        let wanted = std::mem::take(&mut *self.shared.orders.superblocks.lock());
-        for Wanted { by, errand } in wanted {
+        let wanted = std::mem::take(&mut *self.shared.chores.superblocks.lock());
+        for Chore { by, errand } in wanted {
             let failed = self.write_superblocks(errand);
             let answer = match errand {
                 Errand::Name { .. } => Mail::Named(failed),
@@ -165,7 +142,7 @@ impl StripeBackground {
             };
             self.shared.post(&mut vec![(by, answer)]);
         }
-        let mut queues = self.shared.orders.take_queues();
+        let mut queues = self.shared.chores.take_queues();
         let over = queues.extract_if(.., |queue| {
             queue.progress();
             queue.is_idle()
@@ -173,14 +150,28 @@ impl StripeBackground {
         over.for_each(QueueState::close);
         queues
             .into_iter()
-            .for_each(|queue| self.shared.orders.put_back(queue));
+            .for_each(|queue| self.shared.chores.put_back(queue));
         if now >= self.forgive_at {
             self.forgive_at = now + FORGIVE;
             self.shared.common.forgive_read_errors();
         }
+        // Closed outside the lock: that may take time.
+        drop(self.shared.devices.forget(self.shared.common.devices().1));
         if !self.is_last {
-            self.sync.work(&self.shared, now);
+            let orders = self.shared.control.orders.take();
+            self.sync.work(&self.shared, &orders, now);
         }
+        self.tell();
+    }
+
+    /// Tells subscribers of changes of the members.
+    fn tell(&mut self) {
+        let parts: &dyn Parts = &*self.shared;
+        let told = self.told.look(seen(&self.shared), || parts.places());
+        let lag = self.shared.written.lock().lag;
+        parts.forget_old_names(!told.is_empty(), lag);
+        let events = &self.shared.control.events;
+        told.into_iter().for_each(|event| events.raise(event));
     }
 
     /// Writes superblocks; returns the slots (a mask) that failed that.
@@ -191,8 +182,11 @@ impl StripeBackground {
         let before = disk.live();
         for _ in 0..TRIES {
             match disk.write(errand) {
-                Ok(failed) => return failed,
-                Err(error) => tracing::error!("{}: superblocks: {error}", self.shared.name),
+                Ok(failed) => {
+                    *self.shared.written.lock() = disk.written();
+                    return failed;
+                }
+                Err(error) => tracing::error!("{}: superblocks: {error}", self.shared.control.name),
             }
             std::thread::sleep(PAUSE);
         }
@@ -200,16 +194,29 @@ impl StripeBackground {
     }
 }
 
+/// The members at this moment.
+pub(super) fn seen(shared: &Shared) -> Seen {
+    let common = &shared.common;
+    Seen {
+        failed: common.missing(),
+        broken: common.is_broken(),
+        rebuilding: common.recovered().map(|(place, _)| place),
+        takeovers: common.takeovers(),
+    }
+}
+
 impl Background for StripeBackground {
     fn step(&mut self) -> Due {
         self.work(self.begin.elapsed());
-        let look = self.shared.orders.has_queues().then_some(LOOK);
-        let nap = look.into_iter().chain(self.sync.nap()).min();
+        let look = self.shared.chores.has_queues().then_some(LOOK);
+        let forgive = self.forgive_at.saturating_sub(self.begin.elapsed());
+        let naps = look.into_iter().chain(self.sync.nap());
+        let nap = naps.chain([forgive]).min();
         nap.map_or(Due::Never, |nap| Due::At(Instant::now() + nap))
     }
 
     fn arm(&mut self, poller: &Poller) -> io::Result<Due> {
-        if !self.shared.orders.superblocks.lock().is_empty() {
+        if self.shared.chores.has_superblocks() {
             return Ok(Due::Now);
         }
         self.sync.arm(poller)
@@ -227,7 +234,7 @@ impl Drop for StripeBackground {
             return;
         }
         if let Some(queue) = self.sync.stop() {
-            self.shared.orders.finish(queue);
+            self.shared.chores.finish(queue);
         }
     }
 }

@@ -1,12 +1,21 @@
 //! [`OnDisk`]: members and their superblocks, as on disk.
 
 use crate::blocking::sleepy;
-use crate::core::stripes::Errand;
+use crate::core::stripes::{Change, Errand};
 use crate::identity::now_secs;
-use crate::repair::{At, write_progress};
-use crate::{Assembly, STRIPE_SECTORS, write_superblocks};
+use crate::repair::{At, names_missing, write_progress};
+use crate::{Assembly, Incoming, Member, STRIPE_SECTORS, Superblock, write_superblocks};
 use pvblk_block::Error;
 use std::ops::Range;
+
+/// Superblocks as they were last written, for users, who don't wait for those that are being written.
+pub(super) struct Written {
+    pub superblock: Superblock,
+    /// They don't say clean.
+    pub dirty: bool,
+    /// They may call a device a member that isn't one any more.
+    pub lag: bool,
+}
 
 /// See the module's documentation.
 pub(super) struct OnDisk {
@@ -15,6 +24,8 @@ pub(super) struct OnDisk {
     slots: Vec<usize>,
     /// Slot of the device that is being rebuilt.
     incoming: usize,
+    /// A device that is to be rebuilt, with its slot.
+    arriving: Option<(usize, Member)>,
 }
 
 impl OnDisk {
@@ -24,8 +35,19 @@ impl OnDisk {
         OnDisk {
             slots: (0..places).collect(),
             incoming: places,
+            arriving: None,
             assembly,
         }
+    }
+
+    /// A device arrives at a slot: an errand will say so.
+    pub fn arrive(&mut self, slot: usize, member: Member) {
+        self.arriving = Some((slot, member));
+    }
+
+    /// No errand will say that a device arrives.
+    pub fn forget_arrival(&mut self) {
+        self.arriving = None;
     }
 
     /// Slots of devices that have superblocks, as a mask.
@@ -81,11 +103,20 @@ impl OnDisk {
         }
     }
 
+    /// The superblocks as they are on disk.
+    pub fn written(&self) -> Written {
+        Written {
+            superblock: self.assembly.newest().clone(),
+            dirty: self.assembly.dirty,
+            lag: names_missing(&self.assembly),
+        }
+    }
+
     /// The next superblocks say this.
     pub fn apply(&mut self, errand: Errand) {
         let assembly = &mut self.assembly;
         match errand {
-            Errand::Name { failed, takes_over } => {
+            Errand::Name { failed, change } => {
                 let has_failed = |slot: usize| failed & 1 << slot != 0;
                 for (member, slot) in assembly.members.iter_mut().zip(&self.slots) {
                     member.take_if(|_| has_failed(*slot));
@@ -93,6 +124,17 @@ impl OnDisk {
                 self.settle();
                 let assembly = &mut self.assembly;
                 assembly.incoming.take_if(|_| has_failed(self.incoming));
+                if let Some(Change::TakesIn { slot, role }) = change
+                    && let Some((slot, member)) = self.arriving.take_if(|at| at.0 == slot)
+                {
+                    self.incoming = slot;
+                    assembly.incoming = Some(Incoming {
+                        place: role,
+                        member,
+                        recovered_sectors: 0,
+                    });
+                }
+                let takes_over = change == Some(Change::TakesOver);
                 if let Some(incoming) = assembly.incoming.take_if(|_| takes_over) {
                     self.slots[incoming.place] = self.incoming;
                     let mut member = incoming.member;

@@ -1,7 +1,8 @@
 //! One queue of an array.
 
+use super::devices::AtSlot;
 use super::{Shared, number, owner};
-use crate::array::lower::{arm_members, below, open_entries};
+use crate::array::lower::{arm_members, below, open_entries, open_member};
 use crate::array::requests::{MemberRequest, MemberRequests};
 use crate::core::stripes::{Mail, QueueCore, SyncEnd};
 use crate::core::{SyncNow, Token, Work};
@@ -28,8 +29,15 @@ pub(super) struct QueueState {
     me: Owner,
     core: QueueCore,
     mail: Arc<CompletionQueue<Vec<Mail>>>,
-    /// Queues to the members, by slot.
+    /// Queues to the members, by slot, and those for whom they are.
     members: Vec<Option<LowerQueue>>,
+    at_slots: Vec<Option<Arc<AtSlot>>>,
+    /// For queues at devices that come later.
+    below: QueueContext,
+    /// The members that `members` follows, by their number. A device that went has I/O in flight, or one that came couldn't be opened: they are
+    /// looked at again.
+    followed: Option<u64>,
+    is_settled: bool,
     requests: MemberRequests,
     made: Vec<MemberRequest>,
     ended: Vec<(Token, bool)>,
@@ -56,31 +64,77 @@ impl QueueState {
     pub(super) fn open(shared: &Arc<Shared>, context: &QueueContext) -> Result<QueueState, Error> {
         let below = below(context);
         let (mail, poller) = open_entries()?;
-        let devices = shared.devices.iter();
-        let open = |device: &Option<_>| {
-            let device = device.as_ref()?;
-            Some(LowerQueue::open(device, &below))
-        };
-        let members = devices.map(|device| open(device).transpose());
-        let members = members.collect::<Result<_, _>>()?;
         let number = shared.queues.open(&mail);
         let too_many = || Error::config("raid5: more queues than there is room for");
         let core = owner(number).ok_or_else(too_many);
         let core = core.and_then(|me| Ok((me, QueueCore::open(&shared.common, me)?)));
         let (me, core) = core.inspect_err(|_| shared.queues.close(number))?;
-        Ok(QueueState {
+        let mut state = QueueState {
             shared: Arc::clone(shared),
             me,
             core,
             mail,
-            members,
+            members: Vec::new(),
+            at_slots: Vec::new(),
+            below,
+            followed: None,
+            is_settled: false,
             requests: MemberRequests::default(),
             made: Vec::new(),
             ended: Vec::new(),
             polled: Vec::new(),
             works: Vec::new(),
             poller,
-        })
+        };
+        match state.follow_members() {
+            Ok(()) => Ok(state),
+            Err(error) => {
+                state.close();
+                Err(error)
+            }
+        }
+    }
+
+    /// Opens queues at devices that came, and closes those at devices that went and at which nothing is left.
+    fn follow_members(&mut self) -> Result<(), Error> {
+        let number = self.core.members_number();
+        let is_new = self.followed != Some(number);
+        if !is_new && self.is_settled {
+            return Ok(());
+        }
+        self.followed = Some(number);
+        if is_new {
+            // Devices that went are to be forgotten, and a spare may take a place.
+            self.shared.chores.wake();
+        }
+        let (known, live) = self.core.devices();
+        let mut is_settled = true;
+        let slots = self.members.len().max(known.len());
+        self.members.resize_with(slots, || None);
+        self.at_slots.resize_with(slots, || None);
+        let mut opened = Ok(());
+        for (slot, known) in known.iter().enumerate() {
+            if self.members[slot].is_some() && !self.core.uses(slot) {
+                (self.members[slot], self.at_slots[slot]) = (None, None);
+            }
+            let is_live = live & 1 << slot != 0;
+            is_settled &= is_live || self.members[slot].is_none();
+            if !is_live || self.members[slot].is_some() {
+                continue;
+            }
+            // None: it has failed meanwhile, and the core will learn of that.
+            let Some(device) = self.shared.devices.get(slot, known) else {
+                continue;
+            };
+            match open_member(&device.member, &self.below) {
+                Ok(lower) => {
+                    (self.members[slot], self.at_slots[slot]) = (Some(lower), Some(device));
+                }
+                Err(error) => (opened, is_settled) = (Err(error), false),
+            }
+        }
+        self.is_settled = is_settled;
+        opened
     }
 
     /// Closes a queue that is idle.
@@ -122,8 +176,8 @@ impl QueueState {
 
     /// Steps the core until it waits, and passes its results on.
     fn run(&mut self) {
-        let core = &mut self.core;
         loop {
+            let core = &mut self.core;
             for (token, ok) in self.ended.drain(..) {
                 core.ended(token, ok);
             }
@@ -139,14 +193,17 @@ impl QueueState {
                     core.worked(work);
                 }
             }
-            let members = &self.members;
+            if let Err(error) = self.follow_members() {
+                // Its I/O fails, and so it is kicked.
+                tracing::error!("{}: {error}", self.shared.control.name);
+            }
+            let (core, members) = (&mut self.core, &self.members);
             let limits = |slot: usize| Some(*members.get(slot)?.as_ref()?.limits());
             self.requests.make(&mut core.ios, limits, &mut self.made);
             for MemberRequest { slot, request, .. } in self.made.drain(..) {
                 match &mut self.members[slot] {
                     Some(lower) => lower.push(request),
                     None => {
-                        debug_assert!(false, "I/O for a member that isn't there");
                         self.requests.end(request, false, &mut self.ended);
                     }
                 }
@@ -158,8 +215,9 @@ impl QueueState {
         for lower in self.members.iter_mut().flatten() {
             lower.submit();
         }
+        let core = &mut self.core;
         for errand in core.errands.drain(..) {
-            self.shared.orders.write_superblocks(self.me, errand);
+            self.shared.chores.write_superblocks(self.me, errand);
         }
         self.shared.post(&mut core.mail);
     }
@@ -243,7 +301,7 @@ impl Drop for StripeQueue {
         let is_over = finish_within(LAST_WAIT, || (!state.is_idle()).then(|| state.progress()));
         if !is_over {
             let shared = Arc::clone(&state.shared);
-            shared.orders.finish(state);
+            shared.chores.finish(state);
         } else if state.is_idle() {
             state.close();
         }

@@ -1,12 +1,15 @@
-//! [`SyncQueue`]: the queue that rebuilds a member or makes parity right, at the speed of [`Pace`].
+//! [`SyncQueue`]: the queue that rebuilds a member or makes parity right, at the speed of [`Pace`], and that takes devices in and throws them out.
 
 use super::Shared;
 use super::queue::QueueState;
-use crate::array::background::{SPEED_MAX_KIB, SPEED_MIN_KIB};
+use crate::array::manage::PendingOrders;
 use crate::array::pace::{Pace, Speeds};
-use crate::core::stripes::SyncEnd;
-use pvblk_block::QueueContext;
+use crate::array::{MemberDevice, control::Parts};
+use crate::core::stripes::{Device, Early, QueueCore, SyncEnd};
+use crate::core::{Action, SyncNow};
+use crate::{Member, STRIPE_SECTORS};
 use pvblk_block::stacked::Due;
+use pvblk_block::{Error, QueueContext};
 use pvblk_sys::Poller;
 use std::io;
 use std::sync::Arc;
@@ -14,8 +17,64 @@ use std::time::Duration;
 
 /// Interval at which more stripes may begin.
 const SLICE: Duration = Duration::from_millis(20);
-/// Sleep after a queue couldn't be opened.
+/// Sleep after a queue couldn't be opened, or a slot wasn't free.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// Actions of an array, for users.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Syncs {
+    pub now: Option<SyncNow>,
+    /// Those that have begun.
+    pub begun: u64,
+    /// Of the last check or repair.
+    pub mismatch_sectors: u64,
+    /// The reason why the last one didn't come to its end.
+    pub trouble: Option<String>,
+    /// The last rebuild that came to its end: its place, and sectors.
+    pub recovered: Option<(usize, u64)>,
+}
+
+impl Syncs {
+    fn begin(&mut self, now: SyncNow) {
+        self.begun += 1;
+        self.trouble = None;
+        if matches!(now.action, Action::Check | Action::Repair) {
+            self.mismatch_sectors = 0;
+        }
+        self.now = Some(now);
+    }
+
+    /// `place`: that of the device that was rebuilt.
+    fn end(&mut self, end: SyncEnd, place: Option<usize>) {
+        self.now = None;
+        if matches!(end.action, Action::Check | Action::Repair) {
+            self.mismatch_sectors = end.mismatch_sectors;
+        }
+        let rebuilt = place.filter(|_| end.action == Action::Recover && end.early.is_none());
+        let rebuilt = rebuilt.map(|place| (place, end.done_sectors));
+        self.recovered = rebuilt.or(self.recovered);
+        self.trouble = trouble(&end);
+    }
+}
+
+/// The reason why an action didn't come to its end, as far as users have to know it: others begin again.
+fn trouble(end: &SyncEnd) -> Option<String> {
+    let stripes = |sectors: u64| sectors / STRIPE_SECTORS;
+    let (done, of) = (stripes(end.done_sectors), stripes(end.of_sectors));
+    let action = end.action;
+    match (action, end.early?) {
+        (Action::Check | Action::Repair, Early::Stopped) => {
+            Some(format!("{action} was stopped after {done} of {of} stripes"))
+        }
+        (Action::Check | Action::Repair, _) => Some(format!(
+            "{action} ended when a member failed, after {done} of {of} stripes"
+        )),
+        (Action::Recover, Early::Unreadable(sector)) => Some(format!(
+            "rebuilding stops: sector {sector} of another member can't be read"
+        )),
+        _ => None,
+    }
+}
 
 /// See the module's documentation.
 #[derive(Default)]
@@ -25,27 +84,42 @@ pub(super) struct SyncQueue {
     pace: Pace,
     /// Stripes that the queue was last allowed to begin.
     allowed: u64,
+    /// The place that a device is rebuilt for.
+    rebuilds: Option<usize>,
+    /// The name of a device that is being taken in.
+    arriving: Option<String>,
     /// The queue's descriptor is in the poller.
     in_poller: bool,
-    /// A queue couldn't be opened; the time at which that is tried again.
+    /// The time at which an order, or an action, is tried again.
     retry_at: Option<Duration>,
 }
 
 impl SyncQueue {
     /// Does what is due; `now` counts from any moment.
-    pub fn work(&mut self, shared: &Arc<Shared>, now: Duration) {
+    pub fn work(&mut self, shared: &Arc<Shared>, orders: &PendingOrders, now: Duration) {
         self.pace.note_requests(now, shared.common.requests());
+        self.retry_at.take_if(|at| now >= *at);
         if let Some(queue) = &mut self.queue {
             while queue.progress() {}
         }
+        let followed = match self.retry_at {
+            Some(_) => Err(Error::config("something is to be tried again first")),
+            None => self.follow(shared, orders),
+        };
+        if let Err(error) = followed {
+            tracing::debug!("{}: {error}", shared.control.name);
+            shared.control.orders.put_back(orders);
+            self.retry_at.get_or_insert(now + RETRY);
+        }
+        self.end_arrival(shared);
         let is_under_way = |queue: &QueueState| queue.sync_now().is_some();
         if !self.queue.as_deref().is_some_and(is_under_way) {
-            self.begin(shared, now);
+            self.begin(shared, orders, now);
         }
         let Some(queue) = &mut self.queue else { return };
         let speeds = Speeds {
-            min_kib: SPEED_MIN_KIB,
-            max_kib: SPEED_MAX_KIB,
+            min_kib: orders.speed_min_kib,
+            max_kib: orders.speed_max_kib,
         };
         let (pace, allowed) = (&mut self.pace, &mut self.allowed);
         queue.step(|core| {
@@ -60,54 +134,137 @@ impl SyncQueue {
         {
             queue.step(|core| core.checkpoint());
         }
+        let mut syncs = shared.syncs.lock();
         if let Some(synced) = queue.take_synced() {
             tell(shared, &synced);
-            shared.orders.set_synced(synced);
+            syncs.end(synced, self.rebuilds);
+        } else if syncs.now.is_some() {
+            syncs.now = sync;
         }
+        drop(syncs);
         if let Some(queue) = self.queue.take_if(|queue| queue.is_idle()) {
             queue.close();
         }
     }
 
-    /// Begins the action that has to be done, if there is one.
-    fn begin(&mut self, shared: &Arc<Shared>, now: Duration) {
-        let wanted = shared.common.wanted();
-        let Some(action) = wanted.or_else(|| shared.orders.action()) else {
+    /// The queue, which is opened if there is none.
+    fn queue(&mut self, shared: &Arc<Shared>) -> Result<&mut QueueState, Error> {
+        if self.queue.is_none() {
+            let queue = QueueState::open(shared, &QueueContext::new(64))?;
+            (self.queue, self.in_poller) = (Some(Box::new(queue)), false);
+        }
+        let queue = self.queue.as_deref_mut();
+        Ok(queue.expect("it was just opened"))
+    }
+
+    /// Follows orders of users, and takes a spare in for a member that is missing. Errors if that is to be tried again.
+    fn follow(&mut self, shared: &Arc<Shared>, orders: &PendingOrders) -> Result<(), Error> {
+        if !orders.fail.is_empty() {
+            let queue = self.queue(shared)?;
+            for place in &orders.fail {
+                queue.step(|core| core.throw_out(*place));
+            }
+        }
+        if let Some(queue) = self.queue.as_mut().filter(|_| orders.stop) {
+            queue.step(QueueCore::stop_sync);
+        }
+        if self.arriving.is_some() || orders.frozen {
+            return Ok(());
+        }
+        let missing = shared.common.missing();
+        let missing = missing.filter(|_| shared.common.takes_device());
+        match missing.or(orders.replace) {
+            Some(place) => self.take_spare(shared, place),
+            None => Ok(()),
+        }
+    }
+
+    /// The spare that was added last is to become the member of a place.
+    fn take_spare(&mut self, shared: &Arc<Shared>, place: usize) -> Result<(), Error> {
+        if !shared.common.takes_device() {
+            return Err(Error::config("a member is being rebuilt already"));
+        }
+        let spares = shared.control.spares.lock();
+        let usable = |s: &&Member| s.is_spare() && !s.device.limits().read_only;
+        let Some(spare) = spares.iter().rfind(usable) else {
+            return Ok(());
+        };
+        let (device, name) = (Arc::clone(&spare.device), spare.name.clone());
+        let superblock = spare.superblock.clone();
+        drop(spares);
+        // Before anything is noted.
+        self.queue(shared)?;
+        let known = Arc::new(Device::of(&superblock, &device.limits()));
+        let at_slot = MemberDevice {
+            device: Arc::clone(&device),
+            name: name.clone(),
+        };
+        let slot = shared.devices.arrive(at_slot, &known);
+        let slot = slot.ok_or_else(|| Error::config("queues still have members that were lost"))?;
+        let member = Member {
+            device,
+            name: name.clone(),
+            superblock,
+        };
+        shared.disk.lock().arrive(slot, member);
+        self.arriving = Some(name);
+        let queue = self.queue(shared)?;
+        queue.step(|core| core.take_in(slot, place, known));
+        Ok(())
+    }
+
+    /// Goes on when the device that arrives is one of the array's, or never will be.
+    fn end_arrival(&mut self, shared: &Arc<Shared>) {
+        let ended = self.queue.as_mut();
+        let Some(is_in) = ended.and_then(|queue| queue.step(QueueCore::is_taken_in)) else {
             return;
         };
-        if self.queue.is_none() {
-            if self.retry_at.is_some_and(|at| now < at) {
-                return;
-            }
-            self.retry_at = None;
-            match QueueState::open(shared, &QueueContext::new(64)) {
-                Ok(queue) => (self.queue, self.in_poller) = (Some(Box::new(queue)), false),
-                Err(error) => {
-                    tracing::warn!("{}: {action}: {error}", shared.name);
-                    self.retry_at = Some(now + RETRY);
-                    return;
-                }
-            }
+        let Some(name) = self.arriving.take() else {
+            return;
+        };
+        let control = &shared.control;
+        match is_in {
+            true => tracing::info!("{}: {name} becomes a member", control.name),
+            false => tracing::warn!("{}: {name} can't be taken in", control.name),
         }
-        let Some(queue) = &mut self.queue else { return };
-        let started = queue.step(|core| core.start_sync(action));
-        if wanted.is_none() {
-            shared.orders.action_is_taken();
+        shared.devices.settle();
+        shared.disk.lock().forget_arrival();
+        // It isn't a spare any more: its superblock was written.
+        control.spares.lock().retain(|spare| spare.name != name);
+    }
+
+    /// Begins the action that has to be done, if there is one.
+    fn begin(&mut self, shared: &Arc<Shared>, orders: &PendingOrders, now: Duration) {
+        if self.retry_at.is_some() {
+            return;
         }
+        let wanted = shared.common.wanted().filter(|_| !orders.frozen);
+        let Some(action) = wanted.or(orders.action) else {
+            return;
+        };
+        let started = self.queue(shared).and_then(|queue| {
+            queue.step(|core| core.start_sync(action))?;
+            Ok(queue.sync_now())
+        });
         match started {
-            Ok(()) => {
-                tracing::info!("{}: {action} begins", shared.name);
+            Ok(sync) => {
+                tracing::info!("{}: {action} begins", shared.control.name);
                 self.pace.begin(now);
                 self.allowed = 0;
+                let recovered = shared.common.recovered();
+                self.rebuilds = recovered.map(|(place, _)| place);
+                let nothing = SyncNow {
+                    action,
+                    done_sectors: 0,
+                    of_sectors: 0,
+                    mismatch_sectors: 0,
+                    by_bitmap: false,
+                };
+                shared.syncs.lock().begin(sync.unwrap_or(nothing));
             }
             Err(error) => {
-                tracing::warn!("{}: {error}", shared.name);
-                shared.orders.set_synced(SyncEnd {
-                    action,
-                    is_whole: false,
-                    done_sectors: 0,
-                    mismatch_sectors: 0,
-                });
+                tracing::warn!("{}: {error}", shared.control.name);
+                self.retry_at = Some(now + RETRY);
             }
         }
     }
@@ -138,7 +295,7 @@ impl SyncQueue {
     /// Stops the action; its queue has to be finished.
     pub fn stop(&mut self) -> Option<QueueState> {
         let mut queue = self.queue.take()?;
-        queue.step(|core| core.stop_sync());
+        queue.step(QueueCore::stop_sync);
         Some(*queue)
     }
 }
@@ -150,11 +307,18 @@ fn tell(shared: &Shared, synced: &SyncEnd) {
         done_sectors,
         ..
     } = synced;
-    match synced.is_whole {
-        true => tracing::info!("{}: {action} is done", shared.name),
-        false => tracing::warn!(
-            "{}: {action} ended early, after {done_sectors} sectors of each member",
-            shared.name
+    let name = &shared.control.name;
+    match (synced.early.is_none(), action) {
+        (true, Action::Recover) => {
+            let parts: &dyn Parts = shared;
+            tracing::info!(
+                "{name}: the array is made of other devices now; start it with {} next time",
+                parts.spec_parts().list()
+            );
+        }
+        (true, _) => tracing::info!("{name}: {action} is done"),
+        (false, _) => tracing::warn!(
+            "{name}: {action} ended early, after {done_sectors} sectors of each member"
         ),
     }
 }

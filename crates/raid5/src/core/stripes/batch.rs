@@ -46,6 +46,13 @@ pub struct Unnamed {
     failed: u64,
 }
 
+impl Unnamed {
+    /// True if it isn't acknowledged as long as this slot is a member's.
+    pub(super) fn waits_for(&self, slot: usize) -> bool {
+        self.failed & bit(slot) != 0
+    }
+}
+
 impl QueueCore {
     /// The word is this queue's.
     pub(super) fn claimed(&mut self, token: Token<Claimed, Stripe>) {
@@ -240,7 +247,7 @@ impl QueueCore {
     ) {
         let slots = bits(failed).filter_map(|role| self.now.members.reads(role));
         for slot in slots.collect::<Vec<_>>() {
-            if !self.common.note_read_error(slot) {
+            if !self.common.note_read_error(&self.now, slot) {
                 self.common.note_failure(slot);
                 self.member_failed(slot);
             }
@@ -416,7 +423,7 @@ impl QueueCore {
             .writes(&record.known, &batch.plan)
             .into_iter()
             .map(|(role, slot)| {
-                if batch.calculation.hole && self.common.slots[slot].ability.zeroes {
+                if batch.calculation.hole && self.now.device(slot).slot.ability.zeroes {
                     return ((slot, Op::WriteZeroes, fua), Data::Zeros);
                 }
                 let pieces = Some(&batch.pieces).filter(|_| batch.calculation.borrows);

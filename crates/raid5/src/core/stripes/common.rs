@@ -1,29 +1,29 @@
 //! [`Common`]: the parts of an array that all its queues share.
 
+use super::membership::{Device, Membership, Progress, Seen};
 use super::queue::Mail;
 use super::record::{Part, Stripe};
-use crate::core::log::MOST_BYTES as MOST_LOG_BYTES;
-use crate::core::members::Incoming;
-use crate::core::members::Members;
+use crate::core::State;
+use crate::core::members::{Incoming, Members};
 use crate::core::plan::{Record, View, bit};
-use crate::core::slots::{MOST_READ_ERRORS, Slot, Unsynced};
+use crate::core::slots::{MOST_READ_ERRORS, Unsynced};
 use crate::core::sync::Action;
-use crate::core::zero::Ability;
 use crate::words::{
     Epoch, Errands, LogFormat, Logs, Owner, PageMemory, Places, Room, Stock, StripePages, Table,
 };
-use crate::{Geometry, PPL_HEADER_BYTES, Policy, Superblock, log_space_bytes, ppl_signature};
+use crate::{Geometry, Policy, STRIPE_SECTORS, Superblock, ppl_signature};
 use parking_lot::Mutex;
-use pvblk_block::{Error, Limits, SECTOR};
+use pvblk_block::{Error, Limits};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Parameters of an array.
 pub(super) struct Setup {
     pub(super) geometry: Geometry,
     pub(super) policy: Policy,
-    pub(super) slots: Vec<Slot>,
+    /// By slot.
+    pub(super) devices: Vec<Device>,
     pub(super) members: Members,
     /// Stripes whose parity isn't known to be right.
     pub(super) unsynced: Unsynced,
@@ -38,8 +38,6 @@ pub(super) struct Setup {
     /// Most queues, and the parts of requests that each may have at words.
     pub(super) queues: usize,
     pub(super) parts: usize,
-    /// Bounds of a log's unit.
-    pub(super) room: Room,
     /// [`crate::ppl_signature`] of the array.
     pub(super) signature: u32,
 }
@@ -60,21 +58,16 @@ impl Setup {
     ) -> Setup {
         let arriving = incoming.as_ref().map(|(_, _, member)| member);
         let present = || members.iter().flatten().chain(arriving);
-        let slot = |(superblock, limits): &(&Superblock, Limits)| {
-            Slot::new(superblock, Ability::from(*limits))
-        };
-        let slots = members.iter().map(|member| {
+        let device = |(superblock, limits): &(&Superblock, Limits)| Device::of(superblock, limits);
+        let devices = members.iter().map(|member| {
             // The slot of a missing member is nobody's.
             let member = member.as_ref().or_else(|| present().next());
-            member.map(slot)
+            member.map(device)
         });
-        let mut slots: Vec<Slot> = slots.flatten().collect();
-        slots.extend(arriving.map(slot));
+        let mut devices: Vec<Device> = devices.flatten().collect();
+        devices.extend(arriving.map(device));
         let roles = members.iter().enumerate();
         let roles = roles.map(|(role, member)| member.as_ref().map(|_| role));
-        let space = slots.iter().map(|slot| log_space_bytes(slot.log_sectors));
-        let write = present().map(|(_, limits)| u64::from(limits.max_sectors) * SECTOR);
-        let segments = present().map(|(_, limits)| limits.max_segments as usize);
         let any = present().map(|(superblock, _)| *superblock).next();
         Setup {
             geometry,
@@ -90,130 +83,9 @@ impl Setup {
             sets: stripes,
             queues: QUEUES,
             parts: PARTS,
-            room: Room {
-                bytes: space
-                    .chain(write.map(|bytes| bytes - PPL_HEADER_BYTES as u64))
-                    .chain([MOST_LOG_BYTES])
-                    .min()
-                    .unwrap_or(0),
-                segments: segments.min().unwrap_or(1),
-            },
             signature: any.map_or(0, |superblock| ppl_signature(&superblock.set_uuid)),
-            slots,
+            devices,
         }
-    }
-}
-
-/// Positions of a rebuild and a resync, in stripes. Only the queue that syncs writes them.
-#[derive(Debug, Default)]
-pub(super) struct Progress {
-    /// [`Incoming::begun`]. The owner of a stripe's word raises it over the stripe, so the word's next owner finds it so.
-    begun: AtomicU64,
-    /// [`Incoming::done`], which reads look at without a word.
-    done: AtomicU64,
-    /// [`Incoming::committed`]
-    committed: AtomicU64,
-    /// Parity of stripes before this is right.
-    resynced: AtomicU64,
-}
-
-impl Progress {
-    /// That of a device that holds all stripes before one, and of parity that is right before another.
-    fn of(incoming: u64, resynced: u64) -> Arc<Progress> {
-        Arc::new(Progress {
-            begun: incoming.into(),
-            done: incoming.into(),
-            committed: incoming.into(),
-            resynced: resynced.into(),
-        })
-    }
-
-    pub fn begin(&self, stripe: u64) {
-        self.begun.fetch_max(stripe + 1, Ordering::Relaxed);
-    }
-
-    pub fn done_before(&self, stripe: u64) {
-        self.done.store(stripe, Ordering::Release);
-    }
-
-    pub fn committed_before(&self, stripe: u64) {
-        self.committed.fetch_max(stripe, Ordering::Release);
-    }
-
-    pub fn resynced_before(&self, stripe: u64) {
-        self.resynced.fetch_max(stripe, Ordering::Release);
-    }
-}
-
-/// A batch's view of members and parity, from its opening to its end: positions of a rebuild go on meanwhile.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Seen {
-    /// Members, if one of them is being rebuilt.
-    members: Option<Members>,
-    /// Its parity is right, though members have stripes where that isn't known.
-    is_synced: bool,
-}
-
-/// Members, as they are while words go on. Only the queue that has stopped all words replaces it.
-#[derive(Clone)]
-pub(super) struct Membership {
-    pub(super) members: Members,
-    /// A new one for each incoming device: so a queue that doesn't know of the device yet doesn't take its positions for those of another one.
-    pub(super) progress: Arc<Progress>,
-    pub(super) unsynced: Arc<Unsynced>,
-    /// Superblocks say that parity may be wrong, so stripes may be written.
-    pub(super) dirty: bool,
-    /// Two members failed: nothing works any more.
-    pub(super) broken: bool,
-}
-
-impl Membership {
-    /// The incoming device, with its positions at this moment.
-    pub(super) fn incoming(&self) -> Option<Incoming> {
-        self.members.incoming().map(|incoming| Incoming {
-            begun: self.progress.begun.load(Ordering::Relaxed),
-            done: self.progress.done.load(Ordering::Acquire),
-            committed: self.progress.committed.load(Ordering::Acquire),
-            ..incoming
-        })
-    }
-
-    /// The array at this moment, for a batch of a stripe, whose word is the caller's.
-    pub(super) fn see(&self, stripe: u64) -> Seen {
-        Seen {
-            members: self.incoming().map(|incoming| self.members.with(incoming)),
-            is_synced: stripe < self.progress.resynced.load(Ordering::Acquire),
-        }
-    }
-
-    /// Where a role's sectors are read without a word at this moment: those before `end_sector` of its data.
-    pub(super) fn reads_directly(&self, role: usize, end_sector: u64) -> Option<usize> {
-        let incoming = || self.incoming().filter(|i| i.holds(role, end_sector));
-        let slot = self.members.slot(role);
-        slot.or_else(|| Some(incoming()?.slot))
-    }
-
-    /// Stripes whose parity isn't known to be right.
-    pub(super) fn unsynced(&self) -> Unsynced {
-        let mut left = Unsynced::clone(&self.unsynced);
-        left.done_before(self.progress.resynced.load(Ordering::Acquire));
-        left
-    }
-
-    /// All devices that are written.
-    pub(super) fn live(&self) -> impl Iterator<Item = usize> + use<'_> {
-        let incoming = self.members.incoming().map(|incoming| incoming.slot);
-        self.members
-            .slots()
-            .iter()
-            .flatten()
-            .copied()
-            .chain(incoming)
-    }
-
-    /// The incoming device isn't one any more: it is a member now, or has failed.
-    pub(super) fn forget_progress(&mut self) {
-        self.progress = Progress::of(0, self.progress.resynced.load(Ordering::Acquire));
     }
 }
 
@@ -229,26 +101,15 @@ impl Taken {
     }
 }
 
-/// Blocks that a device couldn't read.
-#[derive(Debug, Default)]
-struct ReadErrors {
-    /// Those that were calculated and written again, ever.
-    corrected: AtomicU32,
-    /// Not so long ago.
-    recent: AtomicU32,
-}
-
 /// See the module's documentation. Queues have an [`Arc`] of it.
 pub struct Common {
     pub(super) geometry: Geometry,
     pub(super) policy: Policy,
-    pub(super) slots: Box<[Slot]>,
     /// The words of stripes: a stripe's is its number, modulo their count.
     pub(super) words: Table<Stripe, Part>,
     pub(super) epoch: Epoch,
     /// Only an array with a log has them.
     pub(super) logs: Option<Logs<Stripe>>,
-    pub(super) room: Room,
     pub(super) stock: Arc<Stock<StripePages>>,
     memory: PageMemory,
     /// Places at words, and at logs.
@@ -259,7 +120,6 @@ pub struct Common {
     membership: Mutex<Arc<Membership>>,
     /// No stripes: parity of all is right.
     synced: Unsynced,
-    read_errors: Box<[ReadErrors]>,
     most_read_errors: u32,
     /// Slots that failed some I/O other than reads, or too many reads, as a mask.
     failed: AtomicU64,
@@ -300,21 +160,16 @@ impl Common {
             }
             _ => (None, Vec::new()),
         };
-        let read_errors = setup.slots.iter().map(|slot| ReadErrors {
-            corrected: slot.corrected.into(),
-            ..ReadErrors::default()
-        });
-        let read_errors = read_errors.collect();
+        let devices: Vec<_> = setup.devices.into_iter().map(Arc::new).collect();
+        let rooms = devices.iter().map(|device| device.room());
         let memory = PageMemory::new(setup.geometry.members());
         let sets = memory.make(setup.sets)?;
         Ok(Arc::new(Common {
             geometry: setup.geometry,
             policy: setup.policy,
-            slots: setup.slots.into(),
             words,
             epoch: Epoch::default(),
             logs,
-            room: setup.room,
             stock: Stock::new(sets),
             memory,
             places: Places::new(places),
@@ -323,12 +178,18 @@ impl Common {
             membership: Mutex::new(Arc::new(Membership {
                 progress: Progress::of(setup.members.incoming().map_or(0, |i| i.done), 0),
                 members: setup.members,
+                number: 0,
+                room: rooms.reduce(Room::least).unwrap_or(Room {
+                    bytes: 0,
+                    segments: 1,
+                }),
+                devices: devices.into(),
                 unsynced: Arc::new(setup.unsynced),
                 dirty: setup.dirty,
                 broken: false,
+                takeovers: 0,
             })),
             synced: Unsynced::default(),
-            read_errors,
             most_read_errors: setup.most_read_errors,
             failed: AtomicU64::new(0),
             syncs: AtomicBool::new(false),
@@ -364,11 +225,8 @@ impl Common {
     }
 
     /// A device couldn't read a block; false if that were too many, and it is to be kicked.
-    pub(super) fn note_read_error(&self, slot: usize) -> bool {
-        let recent = self.read_errors[slot]
-            .recent
-            .fetch_add(1, Ordering::Relaxed);
-        recent < self.most_read_errors
+    pub(super) fn note_read_error(&self, now: &Membership, slot: usize) -> bool {
+        now.device(slot).note_read_error() < self.most_read_errors
     }
 
     /// The block of a record that couldn't be read was calculated and written.
@@ -376,9 +234,7 @@ impl Common {
         let role = known.bad.trailing_zeros() as usize;
         let sector = self.geometry.stripe_member_sector(known.stripe);
         if let Some(slot) = now.members.reads(role) {
-            self.read_errors[slot]
-                .corrected
-                .fetch_add(1, Ordering::Relaxed);
+            now.device(slot).note_corrected();
             tracing::warn!(
                 "raid5: member {role} could not read sector {sector} of its data: it was calculated and written again"
             );
@@ -387,17 +243,19 @@ impl Common {
 
     /// Halves the counts of read errors, so that old errors count less.
     pub fn forgive_read_errors(&self) {
-        for errors in &self.read_errors {
-            let halve = |count: u32| Some(count / 2);
-            let _ = errors
-                .recent
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, halve);
-        }
+        let now = self.membership();
+        now.devices.iter().for_each(|device| device.forgive());
     }
 
     /// Blocks of a device that were calculated and written again, ever.
     pub fn corrected(&self, slot: usize) -> u32 {
-        self.read_errors[slot].corrected.load(Ordering::Relaxed)
+        let now = self.membership();
+        now.devices.get(slot).map_or(0, |device| device.corrected())
+    }
+
+    /// A slot is another device's from now on, which hasn't failed anything yet.
+    pub(super) fn forget_failure(&self, slot: usize) {
+        self.failed.fetch_and(!bit(slot), Ordering::Relaxed);
     }
 
     /// Slots of these members that failed, as a mask.
@@ -407,7 +265,8 @@ impl Common {
     }
 
     /// For the queue that has stopped words.
-    pub(super) fn set_membership(&self, next: Membership) {
+    pub(super) fn set_membership(&self, mut next: Membership) {
+        next.number += 1;
         *self.membership.lock() = Arc::new(next);
     }
 
@@ -455,6 +314,12 @@ impl Common {
         }
     }
 
+    /// True if a device can be taken in.
+    pub fn takes_device(&self) -> bool {
+        let now = self.membership();
+        !now.broken && now.members.incoming().is_none()
+    }
+
     /// The place that a device is rebuilt for, and the stripes that it holds from the first on.
     pub fn recovered(&self) -> Option<(usize, u64)> {
         let incoming = self.membership().incoming()?;
@@ -469,8 +334,52 @@ impl Common {
     /// Members that have to be flushed.
     pub(super) fn volatile(&self, now: &Membership) -> Vec<usize> {
         now.live()
-            .filter(|slot| self.slots[*slot].ability.volatile)
+            .filter(|slot| now.device(*slot).slot.ability.volatile)
             .collect()
+    }
+
+    /// The array for users. Only the device knows superblocks, and the actions of its queues.
+    pub fn state(&self) -> State {
+        let now = self.membership();
+        let unsynced = now.unsynced().first();
+        State {
+            members: now.members_now(),
+            failed: now.members.failed(),
+            broken: now.broken,
+            dirty: now.dirty,
+            in_sync_sectors: unsynced.map(|stripe| stripe * STRIPE_SECTORS),
+            stripes: self.stock.count().1,
+            active_stripes: self.words.busy(),
+            requests: self.requests(),
+            ..State::default()
+        }
+    }
+
+    /// Devices by slot, and those that are members or become one, as a mask.
+    pub fn devices(&self) -> (Arc<[Arc<Device>]>, u64) {
+        let now = self.membership();
+        let live = now.live().fold(0, |mask, slot| mask | bit(slot));
+        (Arc::clone(&now.devices), live)
+    }
+
+    /// The slot of each role's member.
+    pub fn slots_by_role(&self) -> Vec<Option<usize>> {
+        self.membership().members.slots().to_vec()
+    }
+
+    /// Where a place's data is: a slot, and the sector where it begins; `None`: on no member that is whole.
+    pub fn homes(&self) -> Vec<Option<(usize, u64)>> {
+        let now = self.membership();
+        let home = |slot: usize| (slot, now.device(slot).slot.data_sectors);
+        let slots = now.members.slots().iter();
+        slots
+            .map(|slot| slot.filter(|_| !now.broken).map(home))
+            .collect()
+    }
+
+    /// Devices that became members while the array served.
+    pub fn takeovers(&self) -> u64 {
+        self.membership().takeovers
     }
 
     /// The place without a member.

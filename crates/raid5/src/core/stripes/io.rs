@@ -43,7 +43,7 @@ impl QueueCore {
     ) {
         let base = match purpose {
             Purpose::Direct(_) | Purpose::Read { .. } | Purpose::Write { .. } => {
-                self.common.slots[slot].data_sectors
+                self.now.device(slot).slot.data_sectors
             }
             Purpose::Flush(_) | Purpose::Log(_) | Purpose::Kick | Purpose::Sync => 0,
         };

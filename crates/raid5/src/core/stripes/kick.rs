@@ -4,8 +4,8 @@
 //! In order: words in flight are drained, the other members flushed, superblocks name the one that failed, members change, words go on. So
 //! the others hold all that was written together with its blocks when it is left out. A device that is rebuilt becomes a member in the same way.
 
-use super::common::Membership;
 use super::io::Purpose;
+use super::membership::Membership;
 use super::queue::{Errand, Mail, QueueCore};
 use super::{Data, bit};
 use crate::core::members::Members;
@@ -18,9 +18,18 @@ use std::sync::Arc;
 /// A kick by this queue.
 pub struct Kick {
     stop: Stop,
-    /// The incoming device becomes the member, unless it fails before superblocks are written.
-    takes_over: bool,
+    /// Unless its device fails before superblocks are written.
+    change: Option<Change>,
     phase: Phase,
+}
+
+/// A change of the incoming device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It becomes the member.
+    TakesOver,
+    /// A device becomes the incoming one of a role.
+    TakesIn { slot: usize, role: usize },
 }
 
 enum Phase {
@@ -28,8 +37,21 @@ enum Phase {
     Draining { stripes: InFlight, logs: InFlight },
     /// The others are flushed; so many aren't.
     Flushing(usize),
-    /// Superblocks are written, which name these slots (a mask), or say that the incoming device is the member.
-    Naming { failed: u64, takes_over: bool },
+    /// Superblocks are written, which name these slots (a mask), or tell of a change.
+    Naming { failed: u64, change: Option<Change> },
+}
+
+impl Kick {
+    /// True if superblocks are being written that tell of a slot.
+    pub(super) fn names(&self, slot: usize) -> bool {
+        match self.phase {
+            Phase::Naming { failed, change } => {
+                let comes = matches!(change, Some(Change::TakesIn { slot: s, .. }) if s == slot);
+                comes || failed & bit(slot) != 0
+            }
+            Phase::Draining { .. } | Phase::Flushing(_) => false,
+        }
+    }
 }
 
 impl QueueCore {
@@ -60,16 +82,16 @@ impl QueueCore {
         let logs = logs.map(|logs| logs.in_flight(&stop)).unwrap_or_default();
         self.kick = Some(Kick {
             stop,
-            takes_over: self.takes_over(),
+            change: self.wanted_change(),
             phase: Phase::Draining { stripes, logs },
         });
         self.send(self.me, Mail::Drained);
     }
 
     /// True if members that failed in the kick leave too few, though the incoming device may become one.
-    fn breaks(&self, failed: u64, takes_over: bool) -> bool {
+    pub(super) fn breaks(&self, failed: u64, change: Option<Change>) -> bool {
         let mut members = self.now.members.clone();
-        if takes_over {
+        if change == Some(Change::TakesOver) {
             members.take_over();
         }
         self.are_too_few(&members, failed)
@@ -82,11 +104,12 @@ impl QueueCore {
         stay < self.common.geometry.data_members()
     }
 
-    /// True if the incoming device becomes the member in this queue's kick, in which these slots (a mask) failed.
-    fn kick_takes_over(&self, failed: u64) -> bool {
+    /// The change in this queue's kick, in which these slots (a mask) failed.
+    pub(super) fn kick_changes(&self, failed: u64) -> Option<Change> {
         let incoming = self.now.members.incoming();
         let is_well = incoming.is_some_and(|incoming| failed & bit(incoming.slot) == 0);
-        is_well && self.kick.as_ref().is_some_and(|kick| kick.takes_over)
+        let change = self.kick.as_ref()?.change;
+        change.filter(|change| *change != Change::TakesOver || is_well)
     }
 
     /// A word is drained: if none is left, the other members are flushed.
@@ -104,10 +127,11 @@ impl QueueCore {
         if in_flight {
             return;
         }
-        let failed = common.failed(&self.now);
-        let mut slots = common.volatile(&self.now);
+        self.throw_ordered_out();
+        let failed = self.common.failed(&self.now);
+        let mut slots = self.common.volatile(&self.now);
         slots.retain(|slot| failed & bit(*slot) == 0);
-        if self.breaks(failed, self.kick_takes_over(failed)) {
+        if self.breaks(failed, self.kick_changes(failed)) {
             slots.clear();
         }
         self.set_phase(Phase::Flushing(slots.len() + 1));
@@ -133,13 +157,13 @@ impl QueueCore {
             }
         }
         let failed = self.common.failed(&self.now);
-        let takes_over = self.kick_takes_over(failed);
-        let is_changed = failed != 0 || takes_over || !self.now.dirty;
-        if self.breaks(failed, takes_over) || !is_changed {
+        let change = self.kick_changes(failed);
+        let is_changed = failed != 0 || change.is_some() || !self.now.dirty;
+        if self.breaks(failed, change) || !is_changed {
             return self.change_members(None);
         }
-        self.set_phase(Phase::Naming { failed, takes_over });
-        self.errands.push(Errand::Name { failed, takes_over });
+        self.set_phase(Phase::Naming { failed, change });
+        self.errands.push(Errand::Name { failed, change });
     }
 
     /// Superblocks are written; these slots (a mask) failed that, and the others' superblocks name them too.
@@ -165,10 +189,11 @@ impl QueueCore {
         let failed = self.common.failed(&self.now);
         let gone = failed & named.unwrap_or(0);
         let mut next = Membership::clone(&self.now);
-        let takes_over = match phase {
-            Phase::Naming { takes_over, .. } => takes_over,
-            Phase::Draining { .. } | Phase::Flushing(_) => false,
+        let change = match phase {
+            Phase::Naming { change, .. } => change,
+            Phase::Draining { .. } | Phase::Flushing(_) => None,
         };
+        let takes_over = change == Some(Change::TakesOver);
         if let Some(incoming) = next.members.incoming() {
             if gone & bit(incoming.slot) != 0 {
                 tracing::warn!("raid5: the member that was being rebuilt failed");
@@ -182,6 +207,7 @@ impl QueueCore {
                 tracing::info!("raid5: member {} is rebuilt", incoming.role);
                 next.members.take_over();
                 next.forget_progress();
+                next.takeovers += 1;
             }
         }
         next.broken |= self.are_too_few(&next.members, failed);
@@ -192,6 +218,15 @@ impl QueueCore {
                 next.members.lose(role);
                 next.unsynced = Arc::new(Unsynced::default());
             }
+        }
+        if let Some(Change::TakesIn { slot, role }) = change
+            && let Some(arriving) = &self.orders.arriving
+        {
+            let is_in = named.unwrap_or(0) & bit(slot) == 0 && !next.broken;
+            if is_in {
+                next.take_in(slot, role, Arc::clone(&arriving.device));
+            }
+            self.end_arrival(is_in);
         }
         if next.broken {
             tracing::error!("raid5: two members failed: the array stops");

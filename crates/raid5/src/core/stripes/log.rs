@@ -60,7 +60,7 @@ impl QueueCore {
     /// A log is this queue's.
     pub(super) fn log_claimed(&mut self, token: LogToken<Claimed, Stripe>) {
         let step = self.with_logs(|queue, logs, errands| {
-            logs.begin(token, queue.common.room, &queue.common.epoch, errands)
+            logs.begin(token, queue.now.room, &queue.common.epoch, errands)
         });
         self.log_step(step);
     }
@@ -88,7 +88,7 @@ impl QueueCore {
                 // outlive writes without parity. It has none when it takes over, and needs none, since all is flushed then.
                 let slot = self.now.members.reads(writing.at());
                 let slot = slot.expect("an entry for parity that is there");
-                let sector = self.common.slots[slot].log_sector;
+                let sector = self.now.device(slot).slot.log_sector;
                 let data = Data::Some(writing.buffers().to_vec());
                 let key = self.add_unit(UnitStep::Writing(writing), 1);
                 self.start(Purpose::Log(key), (slot, Op::Write, true), sector, data);
@@ -121,7 +121,7 @@ impl QueueCore {
         match step {
             UnitStep::Flushing(flushing) if failed.is_empty() => {
                 let step = self.with_logs(|queue, logs, errands| {
-                    logs.flushed(flushing, queue.common.room, &queue.common.epoch, errands)
+                    logs.flushed(flushing, queue.now.room, &queue.common.epoch, errands)
                 });
                 self.log_step(step);
             }

@@ -4,25 +4,29 @@
 //! | file | has |
 //! |---|---|
 //! | `common` | the parts that all queues share: words, pages, logs, members |
+//! | `membership` | devices and members between two stops |
 //! | `queue` | a queue's own part: its inputs, outputs and steps |
 //! | `record` | the record of a stripe, the requests' parts that wait for it, and its plans |
 //! | `request` | requests, from their begin to their end; reads that need no word |
 //! | `batch` | a batch, from the claim of its word to the release |
 //! | `log` | units of logs that this queue writes |
 //! | `kick` | the stop that changes members |
+//! | `orders` | devices that users have taken in or thrown out |
 //! | `sync` | rebuilds, resyncs and checks: one part for each stripe |
 //! | `io` | member I/O in flight |
 //!
 //! It does no I/O, and knows no threads: whoever drives a queue carries out what the queue puts into its outputs, and tells it the end. A
 //! queue reads the common parts and changes them by words only; everything else that one has to tell another is [`Mail`].
 //!
-//! Not here yet: the bitmap, devices taken in while it serves, the stripe queue, time limits of devices.
+//! Not here yet: the bitmap, the stripe queue, time limits of devices.
 
 mod batch;
 mod common;
 mod io;
 mod kick;
 mod log;
+mod membership;
+mod orders;
 mod queue;
 mod record;
 mod request;
@@ -40,8 +44,10 @@ mod trace_tests;
 mod world;
 
 pub use common::Common;
+pub use kick::Change;
+pub use membership::Device;
 pub use queue::{Errand, Mail, QueueCore};
-pub use sync::SyncEnd;
+pub use sync::{Early, SyncEnd};
 
 use super::Shared;
 use super::plan::{Record, bit};

@@ -1,14 +1,16 @@
 //! [`QueueCore`]: the part of the core that is one queue's own.
 
 use super::batch::Flying;
-use super::common::{Common, Membership, Taken};
+use super::common::{Common, Taken};
 use super::io::Purpose;
-use super::kick::Kick;
+use super::kick::{Change, Kick};
 use super::log::Unit;
+use super::membership::{Device, Membership};
+use super::orders::Orders;
 use super::record::Stripe;
 use super::request::{Active, HeldFlush, Span};
 use super::sync::{Sync, SyncEnd};
-use super::{MemberIo, Shared, Work};
+use super::{MemberIo, Shared, Work, bit};
 use crate::words::{
     Answer, Claimed, LogBlocks, LogToken, OwnPlaces, Owner, Parked, Place, Reserve, Seen,
     StripePages, Token,
@@ -69,8 +71,8 @@ pub enum Errand {
     /// They say dirty, and name these slots (a mask) as failed, whose superblocks aren't written. The answer is [`Mail::Named`].
     Name {
         failed: u64,
-        /// They say that the incoming device is the member.
-        takes_over: bool,
+        /// They say this, too.
+        change: Option<Change>,
     },
     /// The incoming device holds all stripes before this. The answer is [`Mail::Told`].
     Recovered(u64),
@@ -106,6 +108,7 @@ pub struct QueueCore {
     /// Batches that wait for pages.
     pub(super) pageless: Vec<Token<Parked, Stripe>>,
     pub(super) kick: Option<Kick>,
+    pub(super) orders: Orders,
     pub(super) sync: Option<Sync>,
     /// The end of the last action of this queue.
     pub(super) synced: Option<SyncEnd>,
@@ -159,6 +162,7 @@ impl QueueCore {
             held_flushes: Vec::new(),
             pageless: Vec::new(),
             kick: None,
+            orders: Orders::default(),
             sync: None,
             synced: None,
             todo: VecDeque::new(),
@@ -179,6 +183,7 @@ impl QueueCore {
             && self.units.is_empty()
             && self.held_logs.is_empty()
             && self.kick.is_none()
+            && self.orders.is_empty()
             && self.sync.is_none()
             && self.places.in_use() + self.log_places.in_use() == 0
     }
@@ -248,6 +253,17 @@ impl QueueCore {
         seen
     }
 
+    /// Devices by slot, and those that are members or become one, as a mask, as far as this queue knows.
+    pub fn devices(&self) -> (Arc<[Arc<Device>]>, u64) {
+        let live = self.now.live().fold(0, |mask, slot| mask | bit(slot));
+        (Arc::clone(&self.now.devices), live)
+    }
+
+    /// The number of the members that this queue knows: another one for each change.
+    pub fn members_number(&self) -> u64 {
+        self.now.number
+    }
+
     /// The epoch goes on with this number.
     pub(super) fn has_seen(&mut self, number: u32) {
         if self.epoch != number {
@@ -277,6 +293,7 @@ impl QueueCore {
             self.flush_failed(flush);
         }
         self.sync_goes_on();
+        self.follow_orders();
         if self.now.broken {
             // Nobody gives pages away any more.
             self.wake_pageless();

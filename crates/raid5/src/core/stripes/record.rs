@@ -1,6 +1,6 @@
 //! [`Stripe`]: the record of a stripe's word, which goes with the word's token.
 
-use super::common::Seen;
+use super::membership::Seen;
 use super::{Action, Piece, Record, RoundPiece, Shared, bit};
 use crate::core::plan::{Calculation, Plan, View};
 use crate::head_pages::{HeadPages, bits};

@@ -38,6 +38,12 @@ pub struct HeldFlush {
     slot: usize,
 }
 
+impl HeldFlush {
+    pub(super) fn is_at(&self, slot: usize) -> bool {
+        self.slot == slot
+    }
+}
+
 impl QueueCore {
     /// Takes a request.
     pub fn submit(&mut self, request: Box<Request>) {

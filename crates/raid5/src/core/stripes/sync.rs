@@ -3,8 +3,8 @@
 //! The next stripe's part arrives when the one before it has its word. So a rebuild's position passes no stripe that somebody holds, and a
 //! batch with the position behind its stripe finds the block on the incoming device, or the part before it in the list.
 
-use super::common::Progress;
 use super::io::Purpose;
+use super::membership::Progress;
 use super::queue::{Errand, QueueCore};
 use super::record::{Part, PartOf};
 use super::{Data, bit};
@@ -45,7 +45,7 @@ pub struct Sync {
     /// Slots that failed a flush or a superblock of it, as a mask: until they aren't members any more it doesn't go on.
     failed: u64,
     /// It doesn't come to its end, and ends when no stripe is under way.
-    stopped: bool,
+    early: Option<Early>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,13 +62,24 @@ enum Phase {
     Told,
 }
 
+/// The reason why an action ends before all stripes are done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Early {
+    Stopped,
+    /// A member that it needs, or the device that it is for, failed.
+    Failed,
+    /// This sector of another member than the one that is rebuilt can't be read.
+    Unreadable(u64),
+}
+
 /// The end of an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SyncEnd {
     pub action: Action,
-    /// It came to its end: all stripes are done.
-    pub is_whole: bool,
+    /// None: all stripes are done.
+    pub early: Option<Early>,
     pub done_sectors: u64,
+    pub of_sectors: u64,
     pub mismatch_sectors: u64,
 }
 
@@ -91,9 +102,14 @@ impl Sync {
     }
 
     /// No stripe begins any more.
-    fn stop(&mut self) {
+    fn stop(&mut self, early: Early) {
         self.ranges.clear();
-        self.stopped = true;
+        self.early.get_or_insert(early);
+    }
+
+    /// True if it doesn't go on as long as this slot is a member's.
+    pub(super) fn waits_for(&self, slot: usize) -> bool {
+        self.failed & bit(slot) != 0
     }
 
     /// True if superblocks say how far it is.
@@ -147,7 +163,7 @@ impl QueueCore {
             mismatches: 0,
             phase: Phase::Stripes,
             failed: 0,
-            stopped: false,
+            early: None,
         });
         self.synced = None;
         self.end_sync();
@@ -175,7 +191,7 @@ impl QueueCore {
     /// The action ends as soon as no stripe is under way; those that are done stay done.
     pub fn stop_sync(&mut self) {
         if let Some(sync) = &mut self.sync {
-            sync.stop();
+            sync.stop(Early::Stopped);
             self.end_sync();
         }
     }
@@ -234,12 +250,12 @@ impl QueueCore {
         sync.arriving.take_if(|arriving| *arriving == stripe);
         sync.flying.remove(&stripe);
         if !ok {
-            sync.stop();
+            sync.stop(Early::Failed);
             return self.end_sync();
         }
         sync.done += 1;
         sync.mismatches += u64::from(mismatch);
-        if sync.action == Action::Recover && !sync.stopped {
+        if sync.action == Action::Recover && sync.early.is_none() {
             sync.progress.done_before(sync.low().min(end));
         }
         self.end_sync();
@@ -249,7 +265,7 @@ impl QueueCore {
     pub(super) fn stop_rebuild(&mut self, sector: u64) {
         tracing::error!("raid5: rebuilding stops: sector {sector} of another member can't be read");
         if let Some(sync) = &mut self.sync {
-            sync.stop();
+            sync.stop(Early::Unreadable(sector));
         }
         if let Some(incoming) = self.now.members.incoming() {
             self.common.note_failure(incoming.slot);
@@ -262,7 +278,7 @@ impl QueueCore {
         let end = self.common.geometry.stripes();
         let Some(sync) = &mut self.sync else { return };
         let is_ready = sync.is_told() && sync.phase == Phase::Stripes;
-        if !is_ready || sync.stopped || sync.failed != 0 {
+        if !is_ready || sync.early.is_some() || sync.failed != 0 {
             return;
         }
         let slots = self.common.volatile(&self.now);
@@ -294,7 +310,7 @@ impl QueueCore {
         if left > 0 {
             return;
         }
-        if sync.failed != 0 || sync.stopped {
+        if sync.failed != 0 || sync.early.is_some() {
             sync.phase = Phase::Stripes;
             return self.wait_for_members();
         }
@@ -356,7 +372,7 @@ impl QueueCore {
             _ => members.failed().is_none(),
         };
         if self.now.broken || !is_possible {
-            sync.stop();
+            sync.stop(Early::Failed);
         }
         if sync.action != Action::Recover {
             sync.progress = Arc::clone(&self.now.progress);
@@ -367,7 +383,7 @@ impl QueueCore {
     /// True if the device that this queue rebuilds is whole, and superblocks say so.
     pub(super) fn takes_over(&self) -> bool {
         let is_whole = |sync: &Sync| {
-            sync.action == Action::Recover && sync.phase == Phase::Told && !sync.stopped
+            sync.action == Action::Recover && sync.phase == Phase::Told && sync.early.is_none()
         };
         self.sync.as_ref().is_some_and(is_whole)
     }
@@ -380,7 +396,7 @@ impl QueueCore {
         }
         match sync.phase {
             Phase::Flushing { .. } | Phase::Telling(_) => return,
-            Phase::Stripes | Phase::Told if sync.stopped => {}
+            Phase::Stripes | Phase::Told if sync.early.is_some() => {}
             Phase::Stripes if sync.is_told() => return self.checkpoint(),
             Phase::Told if sync.action == Action::Recover => {
                 let slot = sync.incoming.unwrap_or(usize::MAX);
@@ -394,13 +410,15 @@ impl QueueCore {
         let SyncNow {
             action,
             done_sectors,
+            of_sectors,
             mismatch_sectors,
             ..
         } = sync.now();
         self.synced = Some(SyncEnd {
             action,
-            is_whole: !sync.stopped,
+            early: sync.early,
             done_sectors,
+            of_sectors,
             mismatch_sectors,
         });
         self.sync = None;

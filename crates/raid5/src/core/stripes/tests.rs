@@ -1,8 +1,9 @@
 //! Failures of two members, step by step. Without caches no flush shows the second one.
 
 use super::common::{Common, Setup};
+use super::kick::Change;
 use super::queue::{Errand, Mail, QueueCore};
-use super::world::slots_of;
+use super::world::devices_of;
 use super::{Action, MemberIo};
 use crate::core::members::{Incoming, Members};
 use crate::core::slots::Unsynced;
@@ -29,10 +30,14 @@ impl Array {
     fn of(members: Members, volatile: bool, dirty: bool) -> Array {
         let sectors = 8 * STRIPE_SECTORS;
         let geometry = Geometry::new(MEMBERS as u32, 8, Layout::LeftSymmetric, sectors);
+        let room = Room {
+            bytes: STRIPE_BYTES as u64,
+            segments: 2,
+        };
         let common = Common::new(Setup {
             geometry: geometry.expect("a geometry"),
             policy: Policy::Resync,
-            slots: slots_of(MEMBERS + 1, volatile, false),
+            devices: devices_of(MEMBERS + 1, volatile, false, room),
             members,
             unsynced: Unsynced::default(),
             dirty,
@@ -41,10 +46,6 @@ impl Array {
             sets: 8,
             queues: 2,
             parts: 8,
-            room: Room {
-                bytes: STRIPE_BYTES as u64,
-                segments: 2,
-            },
             signature: 7,
         });
         let common = common.expect("memory");
@@ -112,7 +113,7 @@ impl Array {
 fn names(failed: u64) -> Errand {
     Errand::Name {
         failed,
-        takes_over: false,
+        change: None,
     }
 }
 
@@ -297,7 +298,7 @@ fn a_rebuild_that_cannot_be_done_leaves_its_device_out() {
     array.queues[0].named(0);
     array.go(0);
     let end = array.queues[0].take_synced().expect("it has ended");
-    assert!(!end.is_whole && end.done_sectors == 0, "{end:?}");
+    assert!(end.early.is_some() && end.done_sectors == 0, "{end:?}");
     assert!(array.common.recovered().is_none() && array.common.missing() == Some(0));
     assert!(!array.common.is_broken());
 }
@@ -323,7 +324,7 @@ fn a_takeover_that_superblocks_fail_leaves_no_member() {
     array.go(0);
     let takes_over = Errand::Name {
         failed: 0,
-        takes_over: true,
+        change: Some(Change::TakesOver),
     };
     assert_eq!(array.queues[0].errands, [takes_over]);
     array.queues[0].named(1 << MEMBERS);

@@ -6,7 +6,7 @@ use super::queue::{Errand, Mail, QueueCore};
 use super::world::device::{Device, SECTOR};
 use super::world::history::{History, sector_of};
 use super::world::recovery::AfterCut;
-use super::world::{DATA_SECTORS, bytes_of, contents, slots_of, value};
+use super::world::{DATA_SECTORS, bytes_of, contents, devices_of, value};
 use super::{MemberIo, Work};
 use crate::core::members::Members;
 use crate::core::slots::Unsynced;
@@ -70,10 +70,14 @@ impl Shared {
             }),
         };
         let members = geometry.members();
+        let room = Room {
+            bytes: 4 * STRIPE_BYTES as u64,
+            segments: 6,
+        };
         let common = Common::new(Setup {
             geometry,
             policy,
-            slots: slots_of(members, true, false),
+            devices: devices_of(members, true, false, room),
             members: Members::new((0..members).map(Some).collect(), None),
             unsynced: Unsynced::default(),
             dirty: rng.bool(),
@@ -82,10 +86,6 @@ impl Shared {
             sets: 3,
             queues: QUEUES,
             parts: 4,
-            room: Room {
-                bytes: 4 * STRIPE_BYTES as u64,
-                segments: 6,
-            },
             signature: 7,
         });
         let devices = contents(&geometry).into_iter();

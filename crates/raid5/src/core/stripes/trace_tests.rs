@@ -11,7 +11,7 @@ use super::common::{Common, Setup};
 use super::io::Purpose;
 use super::log::UnitKey;
 use super::queue::{Mail, QueueCore};
-use super::world::{DATA_SECTORS, slots_of};
+use super::world::{DATA_SECTORS, devices_of};
 use crate::core::members::Members;
 use crate::core::slots::Unsynced;
 use crate::words::{Answer, Owner, Room, Seen};
@@ -121,13 +121,17 @@ fn array(bound: &Bound) -> Arc<Common> {
         let parity = usize::from(bound.parity[stripe as usize]);
         assert_eq!(geometry.stripe_parity(stripe), parity);
     }
+    let room = Room {
+        bytes: 4 * STRIPE_BYTES as u64,
+        segments: 8,
+    };
     let common = Common::new(Setup {
         geometry,
         policy: Policy::Ppl(LogArea {
             sector: 0,
             sectors: DATA_SECTORS,
         }),
-        slots: slots_of(MEMBERS, true, false),
+        devices: devices_of(MEMBERS, true, false, room),
         members: Members::new((0..MEMBERS).map(Some).collect(), None),
         unsynced: Unsynced::default(),
         dirty: true,
@@ -137,10 +141,6 @@ fn array(bound: &Bound) -> Arc<Common> {
         sets: 8,
         queues: QUEUES,
         parts: 4,
-        room: Room {
-            bytes: 4 * STRIPE_BYTES as u64,
-            segments: 8,
-        },
         signature: 7,
     });
     common.expect("memory")

@@ -14,8 +14,8 @@ use crate::{drop_killed, pick};
 use fastrand::Rng;
 use pvblk_block::Reclaim;
 use pvblk_raid5::{
-    BackgroundWork, Consistency, Layout, NewArray, PplHeader, Raid5, SUPER_SECTOR, Superblock,
-    WriteIntent, ppl_signature,
+    BackgroundWork, Consistency, Layout, ManagedArray, NewArray, PplHeader, Raid5, SUPER_SECTOR,
+    Superblock, WriteIntent, ppl_signature,
 };
 use std::sync::Arc;
 use std::time::Duration;

@@ -9,7 +9,8 @@ use crate::user::User;
 use fastrand::Rng;
 use pvblk_block::{BlockDevice, Error, ErrorKind};
 use pvblk_raid5::{
-    ArrayOptions, AssembleOptions, BackgroundWork, Raid5, WritePath, assemble, prepare,
+    ArrayOptions, AssembleOptions, BackgroundWork, ManagedArray, Raid5, WritePath, assemble,
+    prepare,
 };
 use std::sync::Arc;
 use std::time::Duration;

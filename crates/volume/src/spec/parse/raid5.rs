@@ -46,7 +46,7 @@ fn named(text: &str, depth: usize) -> Result<Raid5Spec, String> {
         if !option(&mut spec, key, value)? {
             return Err(unknown(
                 key,
-                "stripes=N, write-path=PATH, member-timeout=TIME, re-add=auto, force",
+                "stripes=N, write-path=PATH, member-timeout=TIME, re-add=auto, core=lock|words, force",
             ));
         }
     }
@@ -83,7 +83,7 @@ fn found(text: &str, depth: usize) -> Result<Raid5Spec, String> {
             ("missing", None) => candidates.missing = true,
             (key, value) => {
                 if !option(&mut spec, key, value)? {
-                    let known = "uuid=UUID, in=PATTERN, missing, stripes=N, write-path=PATH, member-timeout=TIME, re-add=auto, force";
+                    let known = "uuid=UUID, in=PATTERN, missing, stripes=N, write-path=PATH, member-timeout=TIME, re-add=auto, core=lock|words, force";
                     return Err(format!(
                         "{}, {FOUND}; write in=[file:PATTERN] for a pattern with a comma",
                         unknown(key, known)
@@ -164,6 +164,11 @@ fn option(spec: &mut Raid5Spec, key: &str, value: Option<&str>) -> Result<bool, 
                 return Err(format!("re-add `{}` is not auto", value.escape_debug()));
             }
             spec.re_add = true;
+        }
+        ("core", Some(value)) => {
+            spec.core = value
+                .parse()
+                .map_err(|_| format!("core `{}` is not lock or words", value.escape_debug()))?;
         }
         ("force", None) => spec.force = true,
         _ => return Ok(false),

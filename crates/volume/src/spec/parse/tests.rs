@@ -3,7 +3,7 @@ use crate::spec::{Candidates, Members, NbdSpec, Raid5Spec};
 use pvblk_block::ErrorKind;
 use pvblk_cache::Mode;
 use pvblk_client::rbd::{OnLostLock, RbdSpec};
-use pvblk_raid5::WritePath;
+use pvblk_raid5::{CoreKind, WritePath};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -301,15 +301,20 @@ fn random(rng: &mut fastrand::Rng, depth: u32) -> VolumeSpec {
             };
             let millis = rng.u64(100..100_000);
             let limit = rng.bool().then(|| Duration::from_millis(millis));
+            let core = match rng.bool() && limit.is_none() {
+                true => CoreKind::Words,
+                false => CoreKind::Lock,
+            };
             VolumeSpec::Raid5(Raid5Spec {
                 of,
                 stripes: rng.u32(17..=32768),
-                write_path: match rng.bool() {
+                write_path: match rng.bool() || core == CoreKind::Words {
                     true => WritePath::Direct,
                     false => WritePath::StripeQueue,
                 },
                 member_timeout: limit,
                 re_add: limit.is_some() && rng.bool(),
+                core,
                 force: rng.bool(),
             })
         }

@@ -1,5 +1,6 @@
 //! Superblocks as they are on disk.
 
+use crate::core::stripes::kick::Change;
 use crate::core::stripes::queue::Errand;
 use crate::head_pages::bits;
 
@@ -29,11 +30,18 @@ impl OnDisk {
 
     /// Superblocks are written, which these slots fail. Returns those of them that have one, as a mask: a name leaves them out.
     pub fn write(&mut self, errand: Errand, dead: impl Fn(usize) -> bool) -> u64 {
-        if let Errand::Name { failed, takes_over } = errand {
+        if let Errand::Name { failed, change } = errand {
             bits(failed).for_each(|slot| self.lose(slot));
             self.dirty = true;
-            if let Some((slot, role, _)) = self.incoming.take_if(|_| takes_over) {
+            let incoming = match change {
+                Some(Change::TakesOver) => self.incoming.take(),
+                _ => None,
+            };
+            if let Some((slot, role, _)) = incoming {
                 self.roles[role] = Some(slot);
+            }
+            if let Some(Change::TakesIn { slot, role }) = change {
+                self.incoming = Some((slot, role, 0));
             }
         }
         let dead: Vec<usize> = self.live().filter(|slot| dead(*slot)).collect();

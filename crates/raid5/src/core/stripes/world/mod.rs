@@ -9,6 +9,8 @@ mod syncs;
 mod ways;
 
 use super::common::{Common, Setup};
+use super::kick::Change;
+use super::membership::Device as KnownDevice;
 use super::queue::{Errand, Mail, QueueCore};
 use super::{Data, MemberIo, Work};
 use crate::core::members::{Incoming, Members};
@@ -98,7 +100,7 @@ pub fn value(request: u64, sector: u64) -> u64 {
 }
 
 /// Devices as the core knows them.
-pub fn slots_of(count: usize, volatile: bool, zeroes: bool) -> Vec<Slot> {
+pub fn devices_of(count: usize, volatile: bool, zeroes: bool, room: Room) -> Vec<KnownDevice> {
     let slot = |_| Slot {
         data_sectors: DATA_SECTORS,
         log_sector: 0,
@@ -108,7 +110,8 @@ pub fn slots_of(count: usize, volatile: bool, zeroes: bool) -> Vec<Slot> {
         corrected: 0,
         read_errors: 0,
     };
-    (0..count).map(slot).collect()
+    let device = |n| KnownDevice::new(slot(n), n as u32, room);
+    (0..count).map(device).collect()
 }
 
 /// The devices of an array whose sectors have these values.
@@ -203,10 +206,14 @@ impl World {
         let parts = rng.usize(1..=5);
         let sets = rng.usize(1..=3);
         let words = rng.usize(1..=stripes as usize);
+        let room = Room {
+            bytes: rng.u64(1..=4) * STRIPE_BYTES as u64,
+            segments: rng.usize(2..=6),
+        };
         let common = Common::new(Setup {
             geometry,
             policy,
-            slots: slots_of(spare + 1, volatile, zeroes),
+            devices: devices_of(spare + 1, volatile, zeroes, room),
             members: Members::new(disk.roles.clone(), incoming),
             unsynced: Unsynced(unsynced.0.clone()),
             dirty: disk.dirty,
@@ -215,10 +222,6 @@ impl World {
             sets,
             queues,
             parts,
-            room: Room {
-                bytes: rng.u64(1..=4) * STRIPE_BYTES as u64,
-                segments: rng.usize(2..=6),
-            },
             signature: ppl_signature(&UUID),
         });
         let common = common.expect("memory");
@@ -659,7 +662,8 @@ impl World {
             .errands
             .swap_remove(self.rng.usize(..self.errands.len()));
         let had_incoming = self.disk.incoming.is_some();
-        if let Errand::Name { failed, takes_over } = errand {
+        if let Errand::Name { failed, change } = errand {
+            let takes_over = change == Some(Change::TakesOver);
             self.ways.kicks += usize::from(failed != 0);
             self.ways.made_dirty += usize::from(!self.disk.dirty);
             self.ways.recovered += usize::from(takes_over && self.disk.missing() > 0);
@@ -673,7 +677,8 @@ impl World {
             self.cut();
         }
         match errand {
-            Errand::Name { takes_over, .. } => {
+            Errand::Name { change, .. } => {
+                let takes_over = change == Some(Change::TakesOver);
                 self.ways.incoming_lost += usize::from(is_lost && !takes_over);
                 self.queue(queue).named(failed);
             }

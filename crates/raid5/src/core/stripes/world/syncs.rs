@@ -62,7 +62,7 @@ impl World {
         let ends: Vec<_> = ends.filter_map(QueueCore::take_synced).collect();
         for end in ends {
             let is_check = matches!(end.action, Action::Check | Action::Repair);
-            if end.is_whole {
+            if end.early.is_none() {
                 self.ways.checked += usize::from(is_check);
                 self.ways.resynced += usize::from(end.action == Action::Resync);
             }

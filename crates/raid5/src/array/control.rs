@@ -1,0 +1,220 @@
+//! [`Control`]: the parts of an array that orders and questions need, whichever core it has; and [`Parts`]: the questions that each core answers.
+
+use super::manage::Orders;
+use super::{
+    ArrayOptions, CoreKind, MemberNames, Origin, SpecParts, WritePath, limits_of, name_of,
+};
+use crate::core::State;
+use crate::{Assembly, BitmapHeader, Geometry, Member, Superblock};
+use parking_lot::Mutex;
+use pvblk_block::stacked::WaitEntry;
+use pvblk_block::{BlockDevice, Error, EventHub, Limits};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// See the module's documentation.
+pub struct Control {
+    pub(super) name: String,
+    pub(super) geometry: Geometry,
+    pub(super) limits: Limits,
+    pub(super) names: Arc<dyn MemberNames>,
+    /// Devices without a place.
+    pub(super) spares: Mutex<Vec<Member>>,
+    /// Held while a device is added: two at a time would take the same number.
+    pub(super) adding: Mutex<()>,
+    /// As [`ArrayOptions::member_timeout`].
+    pub(super) limit: Option<Duration>,
+    pub(super) re_add: bool,
+    pub(super) core: CoreKind,
+    pub(super) origin: Mutex<Origin>,
+    pub(super) orders: Orders,
+    /// Of the background thread.
+    pub(super) wait: Arc<WaitEntry>,
+    pub(super) events: EventHub,
+}
+
+impl Control {
+    /// That of an array that is assembled; its spares are taken out.
+    pub(super) fn new(
+        assembly: &mut Assembly,
+        options: &ArrayOptions,
+        core: CoreKind,
+    ) -> Result<Control, Error> {
+        let incoming = assembly.incoming.iter().map(|i| &i.member);
+        let all: Vec<&Member> = assembly.present().chain(incoming).collect();
+        let limits: Vec<Limits> = all.iter().map(|m| m.device.limits()).collect();
+        let devices = all.iter().map(|m| m.name.clone()).collect();
+        let wait = WaitEntry::new().map_err(|e| Error::os("raid5: starting", e))?;
+        Ok(Control {
+            name: name_of(assembly),
+            geometry: assembly.geometry,
+            limits: limits_of(&limits, &assembly.geometry),
+            names: Arc::clone(&options.names),
+            spares: Mutex::new(std::mem::take(&mut assembly.spares)),
+            adding: Mutex::default(),
+            limit: options.member_timeout,
+            re_add: options.re_add,
+            core,
+            origin: Mutex::new(Origin {
+                devices,
+                ..Origin::default()
+            }),
+            orders: Orders::default(),
+            wait: Arc::new(wait),
+            events: EventHub::default(),
+        })
+    }
+
+    /// True if a spare can become a member.
+    pub(super) fn has_spare(&self) -> bool {
+        self.spares.lock().iter().any(Member::is_spare)
+    }
+}
+
+/// A spare, for users.
+pub struct SpareNow {
+    pub(super) name: String,
+    /// Its number in the superblocks.
+    pub(super) number: u32,
+}
+
+/// An array at a moment. A spare that becomes a member is in one of the lists, or in both.
+pub struct Snapshot {
+    pub(super) state: State,
+    /// The superblock of the array, as it was last written.
+    pub(super) superblock: Superblock,
+    /// Users' names of the devices, by slot.
+    pub(super) names: Vec<Option<String>>,
+    pub(super) spares: Vec<SpareNow>,
+    /// Superblocks on disk may still call a device a member that isn't one any more.
+    pub(super) lag: bool,
+}
+
+impl Snapshot {
+    pub(super) fn name(&self, slot: usize) -> Option<String> {
+        self.names.get(slot).cloned().flatten()
+    }
+}
+
+/// Spares, as users see them.
+pub(super) fn spares_now(spares: &[Member]) -> Vec<SpareNow> {
+    let spare = |s: &Member| SpareNow {
+        name: s.name.clone(),
+        number: s.superblock.dev_number,
+    };
+    spares.iter().map(spare).collect()
+}
+
+/// See the module's documentation.
+pub trait Parts: Send + Sync {
+    fn control(&self) -> &Control;
+
+    fn snapshot(&self) -> Snapshot;
+
+    /// The user's name of the member at each place; `None`: there is none, or it isn't recovered.
+    fn places(&self) -> Vec<Option<String>>;
+
+    /// The devices that it is made of now.
+    fn devices(&self) -> Vec<Arc<dyn BlockDevice>>;
+
+    /// The device of the member at a place.
+    fn device_at(&self, place: usize) -> Option<Arc<dyn BlockDevice>>;
+
+    /// The device of each place's data, and the sector where that begins; `None`: it is on no member that is whole.
+    fn homes(&self) -> Vec<Option<(Arc<dyn BlockDevice>, u64)>>;
+
+    /// The header of the write-intent bitmap, if there is one.
+    fn bitmap_header(&self) -> Option<BitmapHeader>;
+
+    /// Refuses a device at which I/O of an earlier membership is left.
+    fn refuse_if_busy(&self, name: &str, device: &Arc<dyn BlockDevice>) -> Result<(), Error>;
+
+    /// Names of the devices that are to come back by themselves, with their places.
+    fn held(&self) -> Vec<(usize, String)>;
+
+    /// A device that is to come back by itself, by its place or name.
+    fn held_device(&self, text: &str) -> Option<(String, Arc<dyn BlockDevice>)>;
+
+    /// The reason why a device that was the member of a place can't be brought up to date by the bitmap; `None` if it can. `superblock`: as it is on
+    /// the device.
+    fn why_whole(&self, place: usize, superblock: &Superblock) -> Option<String>;
+
+    /// A device that was the member of a place is to become it again, by the bitmap.
+    fn bring_back(&self, place: usize, member: Member);
+
+    /// The number of stripes is in its bounds.
+    fn set_stripes(&self, stripes: usize) -> Result<(), Error>;
+
+    fn set_write_path(&self, path: WritePath) -> Result<(), Error>;
+}
+
+impl dyn Parts + '_ {
+    /// Forgets names of devices that were members, once superblocks on disk (`lag`: not yet) don't name them any more. `changed`: the members
+    /// aren't those of before.
+    pub(super) fn forget_old_names(&self, changed: bool, lag: bool) {
+        let mut origin = self.control().origin.lock();
+        origin.stale |= changed;
+        let due = origin.stale && !lag;
+        drop(origin);
+        if due {
+            self.spec_parts();
+        }
+    }
+
+    /// Parts of the specification of the array in its present state.
+    pub(super) fn spec_parts(&self) -> SpecParts {
+        let control = self.control();
+        // Locked before the snapshot, so that names of an older one don't replace those of a newer one.
+        let mut origin = control.origin.lock();
+        let now = self.snapshot();
+        let members = places_of(&now, &control.geometry);
+        let incoming = now.state.members.iter();
+        let incoming = incoming.filter(|m| m.rebuilt_sectors.is_some());
+        let mut spares: Vec<String> = incoming.filter_map(|m| now.name(m.slot)).collect();
+        let mut all: Vec<String> = now.names.iter().flatten().cloned().collect();
+        let are_spare = now.spares.iter().map(|spare| &spare.name);
+        spares.extend(are_spare.filter(|name| !all.contains(name)).cloned());
+        for spare in &spares {
+            if !all.contains(spare) {
+                all.push(spare.clone());
+            }
+        }
+        if now.lag {
+            for old in origin.devices.drain(..) {
+                if !all.contains(&old) {
+                    all.push(old);
+                }
+            }
+        }
+        origin.devices.clone_from(&all);
+        origin.stale = now.lag;
+        SpecParts {
+            set_uuid: now.superblock.set_uuid,
+            missing: now.lag && now.state.failed.is_some(),
+            members,
+            spares,
+            devices: all,
+            patterns: origin.patterns.clone(),
+            stripes: now.state.stripes,
+            write_path: now.state.path,
+            member_timeout: control.limit,
+            re_add: control.re_add,
+            core: control.core,
+        }
+    }
+
+    /// The specification that starts the array in its present state.
+    pub(super) fn spec(&self) -> String {
+        self.control().names.spec(&self.spec_parts())
+    }
+}
+
+/// The user's name of the member at each place; `None`: there is none, or it isn't recovered.
+pub(super) fn places_of(now: &Snapshot, geometry: &Geometry) -> Vec<Option<String>> {
+    let mut places = vec![None; geometry.members()];
+    let members = now.state.members.iter();
+    for member in members.filter(|m| m.rebuilt_sectors.is_none()) {
+        places[member.place] = now.name(member.slot);
+    }
+    places
+}
