@@ -1,16 +1,19 @@
 //! An array that is looked after: sectors that can't be read, rebuilds, replacements, checks.
 
+#[path = "support/either.rs"]
+mod either;
 #[path = "support/failing.rs"]
 mod failing;
 
+use either::{Array, Background, Kind, open};
 use failing::Failing;
 use parking_lot::Mutex;
 use pvblk_block::{
     BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Request, RequestFlags, Status,
 };
 use pvblk_raid5::{
-    ArrayOptions, AssembleOptions, BackgroundWork, Blocking, Consistency, CreateOptions,
-    ManagedArray, MemberState, Raid5, SyncAction, WritePath, assemble, create, prepare, sleepy,
+    ArrayOptions, AssembleOptions, Blocking, CreateOptions, MemberState, SyncAction, WritePath,
+    assemble, create, prepare, sleepy,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -53,29 +56,31 @@ fn named(disks: &[Disk]) -> Vec<(String, Arc<dyn BlockDevice>)> {
 /// An array of members full of `0, 1, 2…` by sector, and the first sector of their data.
 struct TestArray {
     disks: Vec<Disk>,
-    array: Arc<Raid5>,
-    background: Option<BackgroundWork>,
+    kind: Kind,
+    array: Arc<dyn Array>,
+    background: Option<Box<dyn Background>>,
     now: Duration,
     data: u64,
 }
 
 impl TestArray {
-    fn new(consistency: Consistency) -> TestArray {
+    fn new(kind: Kind) -> TestArray {
         let disks: Vec<Disk> = (0..MEMBERS).map(|n| disk(&n.to_string())).collect();
         let mut options = CreateOptions::new("test:0");
         options.chunk_sectors = 16;
-        options.consistency = consistency;
+        options.consistency = kind.consistency;
         let made = create(named(&disks), &options, &mut sleepy()).unwrap();
         let data = made.newest().data_offset_sectors;
         drop(made);
+        let (array, background) = serve(kind, named(&disks));
         let mut world = TestArray {
-            array: serve(named(&disks)),
+            kind,
+            array,
             disks,
-            background: None,
+            background: Some(background),
             now: Duration::ZERO,
             data,
         };
-        world.background = Some(BackgroundWork::new(&world.array).unwrap());
         world.settle();
         for at in (0..world.capacity()).step_by(64) {
             assert_eq!(world.write(at, 64, 1), Status::Ok);
@@ -97,7 +102,7 @@ impl TestArray {
     }
 
     fn device(&self) -> Arc<dyn BlockDevice> {
-        self.array.clone()
+        Arc::clone(&self.array) as _
     }
 
     fn run(&mut self, mut request: Box<Request>) -> Completion {
@@ -179,9 +184,13 @@ impl TestArray {
 
     fn restart(&mut self) {
         self.background = None;
-        self.array.stop(&mut sleepy()).unwrap();
-        self.array = serve(named(&self.disks));
-        self.background = Some(BackgroundWork::new(&self.array).unwrap());
+        self.array.close().unwrap();
+        let (array, background) = serve(self.kind, named(&self.disks));
+        (self.array, self.background) = (array, Some(background));
+    }
+
+    fn failed(&self) -> Option<usize> {
+        self.array.state().failed
     }
 
     fn corrected(&self) -> u32 {
@@ -198,7 +207,10 @@ fn bytes(sector: u64, stamp: u64) -> [u8; 512] {
     bytes
 }
 
-fn serve(disks: Vec<(String, Arc<dyn BlockDevice>)>) -> Arc<Raid5> {
+fn serve(
+    kind: Kind,
+    disks: Vec<(String, Arc<dyn BlockDevice>)>,
+) -> (Arc<dyn Array>, Box<dyn Background>) {
     let options = AssembleOptions {
         resync_later: true,
         ..AssembleOptions::default()
@@ -209,22 +221,20 @@ fn serve(disks: Vec<(String, Arc<dyn BlockDevice>)>) -> Arc<Raid5> {
         stripes: 16,
         ..ArrayOptions::default()
     };
-    Raid5::start(assembly, &stripes).unwrap()
+    open(kind.core, assembly, &stripes)
 }
-
-const ALL: [Consistency; 3] = [Consistency::Ppl, Consistency::Resync, Consistency::Bitmap];
 
 #[test]
 fn a_sector_that_cannot_be_read_is_calculated_and_written() {
-    for consistency in ALL {
-        let mut world = TestArray::new(consistency);
+    for kind in Kind::ALL {
+        let mut world = TestArray::new(kind);
         world.restart();
         let data = world.data;
         for (disk, sector) in [(0, 3), (1, 40), (2, 57), (2, 200), (3, 8)] {
             world.disks[disk].bad.lock().insert(data + sector);
         }
         assert!(world.holds(1));
-        assert_eq!(world.array.failed(), None);
+        assert_eq!(world.failed(), None);
         // Parity isn't read by a reader; a check finds the rest.
         assert_eq!(world.check(SyncAction::Check), 0);
         assert!(world.disks.iter().all(|d| d.bad.lock().is_empty()));
@@ -241,36 +251,40 @@ fn a_sector_that_cannot_be_read_is_calculated_and_written() {
 
 #[test]
 fn two_unreadable_blocks_of_a_stripe_fail_their_requests_only() {
-    let mut world = TestArray::new(Consistency::Ppl);
-    world.restart();
-    let data = world.data;
-    for disk in [0, 1] {
-        world.disks[disk].bad.lock().insert(data + 2);
+    for kind in Kind::PPL {
+        let mut world = TestArray::new(kind);
+        world.restart();
+        let data = world.data;
+        for disk in [0, 1] {
+            world.disks[disk].bad.lock().insert(data + 2);
+        }
+        let lost = world.stamps().iter().filter(|s| s.is_none()).count();
+        assert_eq!(lost, 16);
+        assert_eq!(world.failed(), None);
+        assert_eq!(world.write(0, 8, 1), Status::IoError);
+        // A stripe that is written whole needs none of its old data.
+        assert_eq!(world.write(0, 48, 1), Status::Ok);
+        assert!(world.holds(1));
+        assert_eq!(world.check(SyncAction::Check), 0);
     }
-    let lost = world.stamps().iter().filter(|s| s.is_none()).count();
-    assert_eq!(lost, 16);
-    assert_eq!(world.array.failed(), None);
-    assert_eq!(world.write(0, 8, 1), Status::IoError);
-    // A stripe that is written whole needs none of its old data.
-    assert_eq!(world.write(0, 48, 1), Status::Ok);
-    assert!(world.holds(1));
-    assert_eq!(world.check(SyncAction::Check), 0);
 }
 
 #[test]
 fn a_device_that_keeps_failing_to_read_is_kicked() {
-    let mut world = TestArray::new(Consistency::Ppl);
-    world.restart();
-    let data = world.data;
-    world.disks[2].bad.lock().extend(data..data + 1024);
-    assert!(world.holds(1));
-    assert_eq!(world.array.failed(), Some(2));
+    for kind in Kind::PPL {
+        let mut world = TestArray::new(kind);
+        world.restart();
+        let data = world.data;
+        world.disks[2].bad.lock().extend(data..data + 1024);
+        assert!(world.holds(1));
+        assert_eq!(world.failed(), Some(2));
+    }
 }
 
 #[test]
 fn a_spare_is_rebuilt_and_parity_is_right() {
-    for consistency in ALL {
-        let mut world = TestArray::new(consistency);
+    for kind in Kind::ALL {
+        let mut world = TestArray::new(kind);
         world.add_spare();
         assert_eq!(world.array.state().members[4].state, MemberState::Spare);
         world.array.fail(1).unwrap();
@@ -282,7 +296,7 @@ fn a_spare_is_rebuilt_and_parity_is_right() {
         assert_eq!(world.check(SyncAction::Check), 0);
         // The failed member is stale, the spare is the member.
         world.restart();
-        assert_eq!(world.array.failed(), None);
+        assert_eq!(world.failed(), None);
         assert!(world.holds(1));
         assert_eq!(world.check(SyncAction::Check), 0);
         assert!(
@@ -299,8 +313,8 @@ fn a_spare_is_rebuilt_and_parity_is_right() {
 /// Somebody asks while the spare becomes a member.
 #[test]
 fn a_spare_that_is_taken_is_listed_all_the_while() {
-    for _ in 0..50 {
-        let mut world = TestArray::new(Consistency::Resync);
+    for n in 0..100 {
+        let mut world = TestArray::new(Kind::RESYNC[n % 2]);
         world.add_spare();
         let (array, stop) = (Arc::clone(&world.array), AtomicBool::new(false));
         std::thread::scope(|scope| {
@@ -321,11 +335,11 @@ fn a_spare_that_is_taken_is_listed_all_the_while() {
 
 #[test]
 fn a_rebuild_goes_on_after_a_restart() {
-    for consistency in ALL {
-        let mut world = TestArray::new(consistency);
+    for kind in Kind::ALL {
+        let mut world = TestArray::new(kind);
         let spare = disk("spare");
-        let add = |array: &Raid5| array.add(&spare.name, &spare.device, false, &mut sleepy());
-        add(&world.array).unwrap();
+        let add = |array: &dyn Array| array.add(&spare.name, &spare.device, false, &mut sleepy());
+        add(&*world.array).unwrap();
         world.array.set_speed(1, 1).unwrap();
         world.array.fail(3).unwrap();
         let background = world.background.as_mut().unwrap();
@@ -346,7 +360,7 @@ fn a_rebuild_goes_on_after_a_restart() {
         assert_eq!(world.write(0, 64, 2), Status::Ok);
         assert_eq!(world.write(0, 64, 1), Status::Ok);
         world.settle();
-        assert_eq!(world.array.failed(), None);
+        assert_eq!(world.failed(), None);
         assert!(world.holds(1));
         assert_eq!(world.check(SyncAction::Check), 0);
     }
@@ -354,8 +368,8 @@ fn a_rebuild_goes_on_after_a_restart() {
 
 #[test]
 fn a_living_member_is_replaced() {
-    for consistency in ALL {
-        let mut world = TestArray::new(consistency);
+    for kind in Kind::ALL {
+        let mut world = TestArray::new(kind);
         assert!(world.array.replace(0).is_err(), "there is no spare");
         world.add_spare();
         world.array.replace(0).unwrap();
@@ -366,7 +380,7 @@ fn a_living_member_is_replaced() {
         assert!(world.holds(1));
         assert_eq!(world.check(SyncAction::Check), 0);
         world.restart();
-        assert_eq!(world.array.failed(), None);
+        assert_eq!(world.failed(), None);
         assert_eq!(world.array.places()[0].as_deref(), Some("spare"));
         assert!(world.holds(1));
     }
@@ -374,105 +388,115 @@ fn a_living_member_is_replaced() {
 
 #[test]
 fn wrong_parity_is_counted_and_repaired() {
-    let mut world = TestArray::new(Consistency::Ppl);
-    assert_eq!(world.check(SyncAction::Check), 0);
-    world.restart();
-    // Any block of a stripe may be the wrong one: it can't be known which.
-    world.raw(2, 80, &[0xaa; 512]);
-    world.raw(3, 160, &[0xbb; 4096]);
-    assert_eq!(world.check(SyncAction::Check), 16);
-    assert_eq!(world.check(SyncAction::Repair), 16);
-    assert_eq!(world.check(SyncAction::Check), 0);
+    for kind in Kind::PPL {
+        let mut world = TestArray::new(kind);
+        assert_eq!(world.check(SyncAction::Check), 0);
+        world.restart();
+        // Any block of a stripe may be the wrong one: it can't be known which.
+        world.raw(2, 80, &[0xaa; 512]);
+        world.raw(3, 160, &[0xbb; 4096]);
+        assert_eq!(world.check(SyncAction::Check), 16);
+        assert_eq!(world.check(SyncAction::Repair), 16);
+        assert_eq!(world.check(SyncAction::Check), 0);
+    }
 }
 
 #[test]
 fn stripes_come_and_go_while_it_serves() {
-    let mut world = TestArray::new(Consistency::Ppl);
-    for stripes in [300, 8, 33, 4096, 17] {
-        world.array.set_stripes(stripes).unwrap();
-        let stamp = stripes as u64;
-        for at in (0..world.capacity()).step_by(64) {
-            assert_eq!(world.write(at, 64, stamp), Status::Ok);
+    for kind in Kind::PPL {
+        let mut world = TestArray::new(kind);
+        for stripes in [300, 8, 33, 4096, 17] {
+            world.array.set_stripes(stripes).unwrap();
+            let stamp = stripes as u64;
+            for at in (0..world.capacity()).step_by(64) {
+                assert_eq!(world.write(at, 64, stamp), Status::Ok);
+            }
+            assert!(world.holds(stamp));
+            let state = world.array.state();
+            assert_eq!((state.stripes, state.active_stripes), (stripes, 0));
         }
-        assert!(world.holds(stamp));
-        let state = world.array.state();
-        assert_eq!((state.stripes, state.active_stripes), (stripes, 0));
+        assert!(world.array.set_stripes(7).is_err());
+        assert!(world.array.set_stripes(32769).is_err());
+        assert_eq!(world.check(SyncAction::Check), 0);
     }
-    assert!(world.array.set_stripes(7).is_err());
-    assert!(world.array.set_stripes(32769).is_err());
-    assert_eq!(world.check(SyncAction::Check), 0);
 }
 
 #[test]
 fn stable_buffers_may_be_in_any_pieces() {
     let seed = pvblk_testing::seed();
     let mut rng = fastrand::Rng::with_seed(seed);
-    let mut world = TestArray::new(Consistency::Ppl);
-    for stamp in 2..40 {
-        for row in (0..world.capacity()).step_by(48) {
-            let sectors = 48.min(world.capacity() - row);
-            let mut buffers = Vec::new();
-            let mut at = 0;
-            while at < sectors {
-                let some = match rng.u8(..3) {
-                    0 => rng.u64(1..=sectors - at),
-                    _ => (sectors - at).min(8 * rng.u64(1..6)),
-                };
-                let buffer = Buffer::anonymous((some * 512) as usize).unwrap();
-                for n in 0..some {
-                    buffer.write((n * 512) as usize, &bytes(row + at + n, stamp));
+    for kind in Kind::PPL {
+        let mut world = TestArray::new(kind);
+        for stamp in 2..40 {
+            for row in (0..world.capacity()).step_by(48) {
+                let sectors = 48.min(world.capacity() - row);
+                let mut buffers = Vec::new();
+                let mut at = 0;
+                while at < sectors {
+                    let some = match rng.u8(..3) {
+                        0 => rng.u64(1..=sectors - at),
+                        _ => (sectors - at).min(8 * rng.u64(1..6)),
+                    };
+                    let buffer = Buffer::anonymous((some * 512) as usize).unwrap();
+                    for n in 0..some {
+                        buffer.write((n * 512) as usize, &bytes(row + at + n, stamp));
+                    }
+                    buffers.push(buffer);
+                    at += some;
                 }
-                buffers.push(buffer);
-                at += some;
+                let mut request = Request::with_buffers(Op::Write, row, buffers, 0);
+                request.flags = RequestFlags::STABLE_BUFFERS;
+                assert_eq!(world.run(request).status, Status::Ok);
             }
-            let mut request = Request::with_buffers(Op::Write, row, buffers, 0);
-            request.flags = RequestFlags::STABLE_BUFFERS;
-            assert_eq!(world.run(request).status, Status::Ok);
+            assert!(world.holds(stamp), "seed {seed}");
         }
-        assert!(world.holds(stamp), "seed {seed}");
+        assert_eq!(world.check(SyncAction::Check), 0, "seed {seed}");
     }
-    assert_eq!(world.check(SyncAction::Check), 0, "seed {seed}");
 }
 
 #[test]
 fn who_asks_twice_loses_one_member_at_most() {
-    let mut world = TestArray::new(Consistency::Ppl);
-    world.array.fail(1).unwrap();
-    // The first isn't done yet.
-    world.array.fail(2).unwrap();
-    world.settle();
-    assert_eq!(world.array.failed(), Some(1));
-    assert!(!world.array.state().broken);
-    assert!(world.array.fail(2).is_err());
-    assert!(world.holds(1));
+    for kind in Kind::PPL {
+        let mut world = TestArray::new(kind);
+        world.array.fail(1).unwrap();
+        // The first isn't done yet.
+        world.array.fail(2).unwrap();
+        world.settle();
+        assert_eq!(world.failed(), Some(1));
+        assert!(!world.array.state().broken);
+        assert!(world.array.fail(2).is_err());
+        assert!(world.holds(1));
+    }
 }
 
 #[test]
 fn a_check_that_is_stopped_says_so() {
-    let mut world = TestArray::new(Consistency::Ppl);
-    world.array.set_speed(1, 1).unwrap();
-    world.array.sync(Some(SyncAction::Check)).unwrap();
-    let background = world.background.as_mut().unwrap();
-    for second in 0..20 {
-        background.step(Duration::from_secs(second));
+    for kind in Kind::PPL {
+        let mut world = TestArray::new(kind);
+        world.array.set_speed(1, 1).unwrap();
+        world.array.sync(Some(SyncAction::Check)).unwrap();
+        let background = world.background.as_mut().unwrap();
+        for second in 0..20 {
+            background.step(Duration::from_secs(second));
+        }
+        world.array.sync(None).unwrap();
+        background.step(Duration::from_secs(20));
+        let state = world.array.state();
+        assert_eq!(state.sync, None);
+        let trouble = state.trouble.expect("it wasn't finished");
+        assert!(trouble.starts_with("check was stopped after "), "{trouble}");
     }
-    world.array.sync(None).unwrap();
-    background.step(Duration::from_secs(20));
-    let state = world.array.state();
-    assert_eq!(state.sync, None);
-    let trouble = state.trouble.expect("it wasn't finished");
-    assert!(trouble.starts_with("check was stopped after "), "{trouble}");
 }
 
 /// Sequential writes of a block each, 64 in flight; how many blocks were read for them.
 fn stream(path: WritePath) -> u64 {
-    let mut world = TestArray::new(Consistency::Resync);
+    let mut world = TestArray::new(Kind::RESYNC[0]);
     world.restart();
-    world.array.set_write_path(path);
+    world.array.locked().set_write_path(path);
     let mut queue = Queue::open(&world.device(), &QueueContext::new(64)).unwrap();
     let (mut next, mut batch, mut done) = (0, Vec::new(), Vec::new());
     let mut free: Vec<u64> = (0..64).collect();
-    let before = world.array.counts();
+    let before = world.array.locked().counts();
     while next < world.capacity() || queue.in_flight() > 0 {
         while next < world.capacity()
             && let Some(tag) = free.pop()
@@ -492,10 +516,10 @@ fn stream(path: WritePath) -> u64 {
         }
     }
     drop(queue);
-    world.array.check_queues().unwrap();
+    world.array.locked().check_queues().unwrap();
     assert!(world.holds(7));
     assert_eq!(world.check(SyncAction::Check), 0);
-    world.array.counts().prereads - before.prereads
+    world.array.locked().counts().prereads - before.prereads
 }
 
 #[test]
@@ -508,7 +532,7 @@ fn the_stripe_queue_lets_a_stream_write_whole_stripes() {
 
 #[test]
 fn the_write_path_changes_while_requests_wait() {
-    let mut world = TestArray::new(Consistency::Ppl);
+    let mut world = TestArray::new(Kind::PPL[0]);
     let mut queue = Queue::open(&world.device(), &QueueContext::new(16)).unwrap();
     let mut done = Vec::new();
     for round in 0..200u64 {
@@ -522,7 +546,7 @@ fn the_write_path_changes_while_requests_wait() {
             vec![buffer],
             0,
         )]);
-        world.array.set_write_path(path);
+        world.array.locked().set_write_path(path);
         while queue.in_flight() > 8 {
             queue.poll(&mut done);
             done.clear();

@@ -120,6 +120,13 @@ pub(super) struct PendingOrders {
     pub speed_max_kib: u64,
 }
 
+impl PendingOrders {
+    /// True if there are orders, besides the settings.
+    pub fn has_any(&self) -> bool {
+        !self.fail.is_empty() || self.replace.is_some() || self.action.is_some() || self.stop
+    }
+}
+
 pub(super) struct Orders(Mutex<PendingOrders>);
 
 impl Default for Orders {

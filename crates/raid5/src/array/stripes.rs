@@ -173,6 +173,8 @@ impl Parts for Shared {
     fn set_stripes(&self, stripes: usize) -> Result<(), Error> {
         let _one = self.setting.lock();
         let mut mail = self.common.set_stripes(stripes)?;
+        // Those that are too many and that no batch has go now.
+        mail.extend(self.common.give_way().1);
         self.post(&mut mail);
         Ok(())
     }
@@ -308,7 +310,8 @@ impl StripeArray {
         }
         // All is flushed before superblocks say so.
         if let Some((_, stripes)) = recovered {
-            disk.apply(Errand::Recovered(stripes));
+            let slot = disk.incoming_slot();
+            disk.apply(Errand::Recovered { slot, stripes });
         }
         let first = unsynced.unwrap_or(u64::MAX / STRIPE_SECTORS);
         disk.apply(Errand::Resynced(first));

@@ -138,7 +138,7 @@ impl StripeBackground {
             let failed = self.write_superblocks(errand);
             let answer = match errand {
                 Errand::Name { .. } => Mail::Named(failed),
-                Errand::Recovered(_) | Errand::Resynced(_) => Mail::Told(failed),
+                Errand::Recovered { .. } | Errand::Resynced(_) => Mail::Told(failed),
             };
             self.shared.post(&mut vec![(by, answer)]);
         }
@@ -162,6 +162,16 @@ impl StripeBackground {
             self.sync.work(&self.shared, &orders, now);
         }
         self.tell();
+    }
+
+    /// True if work is under way, or will be.
+    pub fn is_busy(&self) -> bool {
+        let (common, control) = (&self.shared.common, &self.shared.control);
+        let takes_spare = common.missing().is_some() && common.takes_device();
+        let waits = common.wanted().is_some() || takes_spare && control.has_spare();
+        let is_left = self.shared.chores.has_superblocks() || self.shared.chores.has_queues();
+        let orders = control.orders.pending();
+        self.sync.is_busy() || is_left || orders.has_any() || waits && !orders.frozen
     }
 
     /// Tells subscribers of changes of the members.

@@ -67,6 +67,11 @@ impl OnDisk {
         }
     }
 
+    /// The slot of the device that is being rebuilt, if there is one.
+    pub fn incoming_slot(&self) -> usize {
+        self.incoming
+    }
+
     /// The slot of a device.
     fn slot(&self, at: At) -> usize {
         match at {
@@ -95,7 +100,7 @@ impl OnDisk {
                 self.settle();
                 Ok(before & !self.live())
             }
-            Errand::Recovered(_) | Errand::Resynced(_) => {
+            Errand::Recovered { .. } | Errand::Resynced(_) => {
                 let failed = write_progress(&mut self.assembly, now_secs(), &mut sleepy())?;
                 let failed = failed.into_iter().map(|at| self.slot(at));
                 Ok(failed.fold(0, |mask, slot| mask | 1 << slot))
@@ -142,8 +147,9 @@ impl OnDisk {
                     assembly.members[incoming.place] = Some(member);
                 }
             }
-            Errand::Recovered(stripes) => {
-                if let Some(incoming) = &mut assembly.incoming {
+            Errand::Recovered { slot, stripes } => {
+                let is_it = slot == self.incoming;
+                if let Some(incoming) = assembly.incoming.as_mut().filter(|_| is_it) {
                     incoming.recovered_sectors = stripes * STRIPE_SECTORS;
                 }
             }

@@ -44,6 +44,10 @@ impl Syncs {
         self.now = Some(now);
     }
 
+    fn goes_on(&mut self, sync: Option<SyncNow>) {
+        self.now = self.now.and(sync);
+    }
+
     /// `place`: that of the device that was rebuilt.
     fn end(&mut self, end: SyncEnd, place: Option<usize>) {
         self.now = None;
@@ -134,14 +138,13 @@ impl SyncQueue {
         {
             queue.step(|core| core.checkpoint());
         }
-        let mut syncs = shared.syncs.lock();
-        if let Some(synced) = queue.take_synced() {
-            tell(shared, &synced);
-            syncs.end(synced, self.rebuilds);
-        } else if syncs.now.is_some() {
-            syncs.now = sync;
+        match queue.take_synced() {
+            Some(synced) => {
+                shared.syncs.lock().end(synced, self.rebuilds);
+                tell(shared, &synced);
+            }
+            None => shared.syncs.lock().goes_on(sync),
         }
-        drop(syncs);
         if let Some(queue) = self.queue.take_if(|queue| queue.is_idle()) {
             queue.close();
         }
@@ -267,6 +270,11 @@ impl SyncQueue {
                 self.retry_at = Some(now + RETRY);
             }
         }
+    }
+
+    /// True if its queue has work.
+    pub fn is_busy(&self) -> bool {
+        self.queue.is_some()
     }
 
     /// The longest sleep; `None`: for ever.

@@ -348,7 +348,7 @@ impl Common {
             broken: now.broken,
             dirty: now.dirty,
             in_sync_sectors: unsynced.map(|stripe| stripe * STRIPE_SECTORS),
-            stripes: self.stock.count().1,
+            stripes: self.stock.set_number(),
             active_stripes: self.words.busy(),
             requests: self.requests(),
             ..State::default()

@@ -112,7 +112,7 @@ impl QueueCore {
             || ios.any(|(_, (_, at))| *at == slot)
             || waits.any(|flush| flush.is_at(slot))
             || self.unnamed.iter().any(|unnamed| unnamed.waits_for(slot))
-            || self.sync.as_ref().is_some_and(|sync| sync.waits_for(slot))
+            || self.sync.as_ref().is_some_and(|sync| sync.uses(slot))
             || self.kick.as_ref().is_some_and(|kick| kick.names(slot))
     }
 }

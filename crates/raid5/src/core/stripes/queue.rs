@@ -74,8 +74,8 @@ pub enum Errand {
         /// They say this, too.
         change: Option<Change>,
     },
-    /// The incoming device holds all stripes before this. The answer is [`Mail::Told`].
-    Recovered(u64),
+    /// The device of this slot, if it is the incoming one, holds all stripes before this. The answer is [`Mail::Told`].
+    Recovered { slot: usize, stripes: u64 },
     /// Parity of stripes before this is right. The answer is [`Mail::Told`].
     Resynced(u64),
 }

@@ -107,9 +107,9 @@ impl Sync {
         self.early.get_or_insert(early);
     }
 
-    /// True if it doesn't go on as long as this slot is a member's.
-    pub(super) fn waits_for(&self, slot: usize) -> bool {
-        self.failed & bit(slot) != 0
+    /// True if it is for this slot, or doesn't go on as long as the slot is a member's.
+    pub(super) fn uses(&self, slot: usize) -> bool {
+        self.incoming == Some(slot) || self.failed & bit(slot) != 0
     }
 
     /// True if superblocks say how far it is.
@@ -316,7 +316,10 @@ impl QueueCore {
         }
         sync.phase = Phase::Telling(low);
         self.errands.push(match sync.action {
-            Action::Recover => Errand::Recovered(low),
+            Action::Recover => Errand::Recovered {
+                slot: sync.incoming.unwrap_or(usize::MAX),
+                stripes: low,
+            },
             _ => Errand::Resynced(low),
         });
     }

@@ -311,7 +311,13 @@ fn replaced(dirty: bool) -> Array {
     array.queues[0]
         .start_sync(Action::Recover)
         .expect("it begins");
-    assert_eq!(array.queues[0].errands, [Errand::Recovered(8)]);
+    assert_eq!(
+        array.queues[0].errands,
+        [Errand::Recovered {
+            slot: MEMBERS,
+            stripes: 8
+        }]
+    );
     array.queues[0].errands.clear();
     array
 }

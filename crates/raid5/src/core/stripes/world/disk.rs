@@ -47,10 +47,12 @@ impl OnDisk {
         let dead: Vec<usize> = self.live().filter(|slot| dead(*slot)).collect();
         match (errand, &mut self.incoming) {
             (Errand::Name { .. }, _) => dead.iter().for_each(|slot| self.lose(*slot)),
-            (Errand::Recovered(stripes), Some((slot, _, held))) if !dead.contains(slot) => {
+            (Errand::Recovered { slot: of, stripes }, Some((slot, _, held)))
+                if of == *slot && !dead.contains(slot) =>
+            {
                 *held = stripes;
             }
-            (Errand::Recovered(_), _) => {}
+            (Errand::Recovered { .. }, _) => {}
             (Errand::Resynced(stripes), _) => self.resynced = stripes,
         }
         dead.iter().fold(0, |mask, slot| mask | 1 << slot)

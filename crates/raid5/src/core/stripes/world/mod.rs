@@ -4,6 +4,7 @@ mod checks;
 pub mod device;
 mod disk;
 pub mod history;
+mod orders;
 pub mod recovery;
 mod syncs;
 mod ways;
@@ -57,6 +58,9 @@ pub struct World {
     rng: Rng,
     geometry: Geometry,
     policy: Policy,
+    /// Devices write zeros by themselves.
+    zeroes: bool,
+    room: Room,
     common: Arc<Common>,
     queues: Vec<Option<QueueCore>>,
     devices: Vec<Device>,
@@ -78,6 +82,8 @@ pub struct World {
     /// One in so many I/O of a device fails.
     fails: Option<u32>,
     most_dead: usize,
+    /// Users have devices taken in and thrown out.
+    orders: bool,
     /// Devices that couldn't read once, as a mask.
     unreadable: u64,
     /// A member has been missing.
@@ -230,6 +236,8 @@ impl World {
         World {
             geometry,
             policy,
+            zeroes,
+            room,
             queues: (0..queues).map(open).collect(),
             devices,
             post: (0..queues)
@@ -249,6 +257,7 @@ impl World {
             fails: rng.bool().then(|| rng.u32(5..200)),
             most_dead: if rng.u32(..3) == 0 { 2 } else { 1 },
             unreadable,
+            orders: rng.u32(..3) == 0,
             has_promised: false,
             ways: Ways::default(),
             common,
@@ -273,6 +282,9 @@ impl World {
             }
             if self.rng.u32(..24) == 0 {
                 self.sync_rarely();
+            }
+            if self.orders && self.rng.u32(..48) == 0 {
+                self.order_rarely();
             }
             let in_flight = self.asked.iter().flatten().count();
             let asks = left > 0 && in_flight < IN_FLIGHT;
@@ -682,7 +694,7 @@ impl World {
                 self.ways.incoming_lost += usize::from(is_lost && !takes_over);
                 self.queue(queue).named(failed);
             }
-            Errand::Recovered(_) | Errand::Resynced(_) => self.queue(queue).sync_told(failed),
+            Errand::Recovered { .. } | Errand::Resynced(_) => self.queue(queue).sync_told(failed),
         }
         self.collect(queue);
         true

@@ -33,6 +33,10 @@ pub struct Ways {
     pub cuts_in_recoveries: usize,
     pub cuts_in_resyncs: usize,
     pub spoilt: usize,
+    pub taken_in: usize,
+    pub refused: usize,
+    pub thrown_out: usize,
+    pub slots_reused: usize,
     pub fixed: usize,
 }
 
@@ -70,6 +74,10 @@ impl Ways {
             self.cuts_in_recoveries,
             self.cuts_in_resyncs,
             self.spoilt,
+            self.taken_in,
+            self.refused,
+            self.thrown_out,
+            self.slots_reused,
             self.fixed,
         ];
         all.into_iter().min().unwrap_or(0)

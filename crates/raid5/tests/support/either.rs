@@ -1,0 +1,96 @@
+//! An array around either core, and its background work, which the test steps.
+
+use pvblk_block::{BlockDevice, Close};
+use pvblk_raid5::{
+    ArrayOptions, Assembly, BackgroundWork, Consistency, CoreKind, ManagedArray, Raid5,
+    StripeArray, StripeBackground,
+};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A core, and a consistency policy of arrays that it takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Kind {
+    pub core: CoreKind,
+    pub consistency: Consistency,
+}
+
+const fn kind(core: CoreKind, consistency: Consistency) -> Kind {
+    Kind { core, consistency }
+}
+
+impl Kind {
+    pub const PPL: [Kind; 2] = [
+        kind(CoreKind::Lock, Consistency::Ppl),
+        kind(CoreKind::Words, Consistency::Ppl),
+    ];
+    pub const RESYNC: [Kind; 2] = [
+        kind(CoreKind::Lock, Consistency::Resync),
+        kind(CoreKind::Words, Consistency::Resync),
+    ];
+    pub const ALL: [Kind; 5] = [
+        Kind::PPL[0],
+        Kind::PPL[1],
+        Kind::RESYNC[0],
+        Kind::RESYNC[1],
+        kind(CoreKind::Lock, Consistency::Bitmap),
+    ];
+}
+
+pub trait Array: ManagedArray + BlockDevice + Close {
+    fn locked(&self) -> &Raid5 {
+        panic!("it has another core")
+    }
+}
+
+impl Array for StripeArray {}
+
+impl Array for Raid5 {
+    fn locked(&self) -> &Raid5 {
+        self
+    }
+}
+
+pub trait Background {
+    /// Does what is due; `now` counts from any moment.
+    fn step(&mut self, now: Duration);
+    /// True if work is under way, or will be.
+    fn is_busy(&self) -> bool;
+}
+
+impl Background for BackgroundWork {
+    fn step(&mut self, now: Duration) {
+        BackgroundWork::step(self, now);
+    }
+    fn is_busy(&self) -> bool {
+        BackgroundWork::is_busy(self)
+    }
+}
+
+impl Background for StripeBackground {
+    fn step(&mut self, now: Duration) {
+        self.work(now);
+    }
+    fn is_busy(&self) -> bool {
+        StripeBackground::is_busy(self)
+    }
+}
+
+pub fn open(
+    core: CoreKind,
+    assembly: Assembly,
+    options: &ArrayOptions,
+) -> (Arc<dyn Array>, Box<dyn Background>) {
+    match core {
+        CoreKind::Lock => {
+            let array = Raid5::start(assembly, options).unwrap();
+            let background = BackgroundWork::new(&array).unwrap();
+            (array, Box::new(background))
+        }
+        CoreKind::Words => {
+            let array = StripeArray::start(assembly, options).unwrap();
+            let background = StripeBackground::new(&array);
+            (array, Box::new(background))
+        }
+    }
+}
