@@ -24,8 +24,13 @@ pub struct Managed {
 impl Managed {
     /// Serves these members.
     pub fn start(members: &[String]) -> Result<Managed, Stop> {
+        Managed::start_with(members, "")
+    }
+
+    /// The same with these options, such as `,core=words`.
+    pub fn start_with(members: &[String], options: &str) -> Result<Managed, Stop> {
         let each: String = members.iter().map(|m| format!("[{m}]")).collect();
-        Managed::of(&format!("raid5:{each}"))
+        Managed::of(&format!("raid5:{each}{options}"))
     }
 
     /// Serves this volume.
