@@ -1,14 +1,15 @@
 //! Memory that an array keeps of members that are gone: none that grows with their number.
 
+#[path = "support/either.rs"]
+mod either;
 #[path = "support/started.rs"]
 mod started;
 
+use either::{Array, Background, Kind, open};
 use parking_lot::Mutex;
 use pvblk_block::memory::bill;
 use pvblk_block::{BlockDevice, Buffer, Op, Queue, QueueContext, Request, Status};
-use pvblk_raid5::{
-    ArrayOptions, BackgroundWork, Consistency, CreateOptions, ManagedArray, Raid5, sleepy,
-};
+use pvblk_raid5::{ArrayOptions, CreateOptions, sleepy};
 use pvblk_sys::Poller;
 use started::prepared;
 use std::sync::Arc;
@@ -28,26 +29,26 @@ fn member(name: &str) -> (String, Arc<dyn BlockDevice>) {
 }
 
 struct TestArray {
-    array: Arc<Raid5>,
+    array: Arc<dyn Array>,
     /// At place 1, at first.
     member: Arc<dyn BlockDevice>,
-    background: BackgroundWork,
+    background: Box<dyn Background>,
     queue: Queue,
     now: Duration,
 }
 
 impl TestArray {
-    fn new(consistency: Consistency) -> TestArray {
+    fn new(kind: Kind) -> TestArray {
         let disks: Vec<_> = ["0", "1", "2"].map(member).into();
         let mut options = CreateOptions::new("test:0");
         options.chunk_sectors = 16;
-        options.consistency = consistency;
+        options.consistency = kind.consistency;
         let member = Arc::clone(&disks[1].1);
         let assembly = prepared(disks, Some(&options));
-        let array = Raid5::start(assembly, &ArrayOptions::default()).unwrap();
-        let device: Arc<dyn BlockDevice> = array.clone();
+        let (array, background) = open(kind.core, assembly, &ArrayOptions::default());
+        let device = Arc::clone(&array) as Arc<dyn BlockDevice>;
         TestArray {
-            background: BackgroundWork::new(&array).unwrap(),
+            background,
             queue: Queue::open(&device, &QueueContext::new(4)).unwrap(),
             array,
             member,
@@ -89,13 +90,13 @@ impl TestArray {
         let (name, device) = member(&format!("new {n}"));
         self.array.fail(1).unwrap();
         self.settle();
-        assert_eq!(self.array.failed(), Some(1));
+        assert_eq!(self.array.state().failed, Some(1));
         self.run(Op::Write, 0, n as u8);
         self.array
             .add(&name, &device, false, &mut sleepy())
             .unwrap();
         self.settle();
-        assert_eq!(self.array.failed(), None);
+        assert_eq!(self.array.state().failed, None);
         assert_eq!(self.array.places()[1].as_deref(), Some(name.as_str()));
         for sector in [0, 16] {
             let found = self.run(Op::Read, sector, 0);
@@ -117,8 +118,8 @@ fn held() -> (usize, u64, usize) {
 fn members_that_are_replaced_leave_nothing_behind() {
     let _one = ONE.lock();
     // Of the first more than there are numbers for devices.
-    for (consistency, cycles) in [(Consistency::Ppl, 280), (Consistency::Bitmap, 40)] {
-        let mut world = TestArray::new(consistency);
+    for (kind, cycles) in [(Kind::PPL[0], 280), (Kind::PPL[1], 280), (Kind::BITMAP, 40)] {
+        let mut world = TestArray::new(kind);
         world.member = pvblk_volume::open("null").unwrap();
         (0..20).for_each(|n| world.cycle(n));
         let before = held();
@@ -128,7 +129,7 @@ fn members_that_are_replaced_leave_nothing_behind() {
         let grown = after.0.saturating_sub(before.0);
         assert!(
             grown < 4 << 10,
-            "{consistency:?}: {grown} bytes more after {cycles} cycles"
+            "{kind:?}: {grown} bytes more after {cycles} cycles"
         );
         assert_eq!(
             (before.1, before.2),
@@ -143,20 +144,22 @@ fn members_that_are_replaced_leave_nothing_behind() {
 #[test]
 fn who_is_at_rest_lets_go_of_a_member_that_failed() {
     let _one = ONE.lock();
-    let mut world = TestArray::new(Consistency::Ppl);
-    world.run(Op::Write, 0, 7);
-    let failed = Arc::downgrade(&world.member);
-    let poller = Poller::new().unwrap();
-    let fd = world.queue.wait_fd().unwrap();
-    poller.add(fd, 0, false).unwrap();
-    world.member = pvblk_volume::open("null").unwrap();
-    world.array.fail(1).unwrap();
-    world.settle();
-    // As a worker does with a lane that sleeps.
-    let mut events = Vec::new();
-    poller.wait(&mut events, Some(Duration::ZERO)).unwrap();
-    assert_eq!(events.len(), 1, "nobody told it");
-    world.queue.woken();
-    assert_eq!(failed.strong_count(), 0, "the member is still open");
-    world.run(Op::Write, 16, 8);
+    for kind in Kind::PPL {
+        let mut world = TestArray::new(kind);
+        world.run(Op::Write, 0, 7);
+        let failed = Arc::downgrade(&world.member);
+        let poller = Poller::new().unwrap();
+        let fd = world.queue.wait_fd().unwrap();
+        poller.add(fd, 0, false).unwrap();
+        world.member = pvblk_volume::open("null").unwrap();
+        world.array.fail(1).unwrap();
+        world.settle();
+        // As a worker does with a lane that sleeps.
+        let mut events = Vec::new();
+        poller.wait(&mut events, Some(Duration::ZERO)).unwrap();
+        assert_eq!(events.len(), 1, "nobody told it");
+        world.queue.woken();
+        assert_eq!(failed.strong_count(), 0, "the member is still open");
+        world.run(Op::Write, 16, 8);
+    }
 }

@@ -13,7 +13,7 @@ use pvblk_raid5::{
 };
 use started::{prepared, prepared_with};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 type Named = (String, Arc<dyn BlockDevice>);
@@ -438,4 +438,85 @@ fn the_arrays_own_thread_rebuilds() {
     }
     array.close().unwrap();
     is_right(&disks, 0);
+}
+
+/// From its choice on a spare can't be taken away: it is written.
+#[test]
+fn a_spare_that_becomes_a_member_stays() {
+    let disks = disks(4);
+    let mut words = Words::start(later(&disks, Some(&how(Consistency::Ppl, true))));
+    let spare = disk("spare");
+    let array = Arc::clone(&words.array);
+    array.add(&spare.0, &spare.1, false, &mut sleepy()).unwrap();
+    array.freeze(true);
+    array.fail(1).unwrap();
+    words.until(|array| array.failed() == Some(1));
+    words.tick();
+    array.freeze(false);
+    words.tick();
+    let said = array.remove("spare").unwrap_err().to_string();
+    assert!(said.contains("becomes a member"), "{said}");
+    words.until(|array| array.failed().is_none());
+    let said = array.remove("spare").unwrap_err().to_string();
+    assert!(said.contains("no spare"), "{said}");
+    words.close();
+}
+
+/// A member fails its superblock. Then another one fails once, so all are written again: the first one's failure isn't forgotten.
+#[test]
+fn a_member_that_failed_its_superblock_is_left_out_though_all_are_written_again() {
+    let disks = disks(4);
+    drop(prepared(disks.clone(), Some(&how(Consistency::Ppl, true))));
+    let mut failing = disks.clone();
+    let serves = Arc::new(AtomicBool::new(false));
+    for (at, most) in [(1, usize::MAX), (2, 1)] {
+        let (left, serves) = (AtomicUsize::new(most), Arc::clone(&serves));
+        let rule = move |r: &Request| {
+            let is_superblock =
+                r.op == Op::Write && r.sector < DATA && serves.load(Ordering::Relaxed);
+            let less = |left: usize| left.checked_sub(1);
+            is_superblock
+                && left
+                    .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
+                    .is_ok()
+        };
+        failing[at].1 = Failing::over(&failing[at].1, Arc::new(rule));
+    }
+    let mut words = Words::start(later(&failing, None));
+    serves.store(true, Ordering::Relaxed);
+    words.fill();
+    assert_eq!(words.array.failed(), Some(1));
+    words.holds(0);
+    words.close();
+    let assembly = prepared(disks, None);
+    assert_eq!(assembly.failed(), Some(1));
+}
+
+/// Members are replaced one after the other, more often than there are slots; some by two orders at once.
+#[test]
+fn orders_are_followed_one_after_the_other() {
+    let disks = disks(4);
+    let mut words = Words::start(later(&disks, Some(&how(Consistency::Resync, true))));
+    words.fill();
+    let array = Arc::clone(&words.array);
+    array.set_speed(1 << 30, 1 << 30).unwrap();
+    for round in 0..70 {
+        let spare = disk(&format!("spare {round}"));
+        array.add(&spare.0, &spare.1, false, &mut sleepy()).unwrap();
+        let place = round % 4;
+        match round % 3 {
+            0 => array.replace(place).unwrap(),
+            1 => array.fail(place).unwrap(),
+            // The spare takes the place that is empty.
+            _ => {
+                array.replace((place + 1) % 4).unwrap();
+                array.fail(place).unwrap();
+            }
+        }
+        let name = spare.0;
+        words.until(|array| array.places()[place].as_ref() == Some(&name));
+        assert!(!array.state().broken && array.failed().is_none());
+    }
+    words.holds(0);
+    words.close();
 }

@@ -20,6 +20,8 @@ pub struct Control {
     pub(super) names: Arc<dyn MemberNames>,
     /// Devices without a place.
     pub(super) spares: Mutex<Vec<Member>>,
+    /// The name of the spare that becomes a member just now: it can't be taken away any more. Changed while `spares` is locked.
+    pub(super) arriving: Mutex<Option<String>>,
     /// Held while a device is added: two at a time would take the same number.
     pub(super) adding: Mutex<()>,
     /// As [`ArrayOptions::member_timeout`].
@@ -51,6 +53,7 @@ impl Control {
             limits: limits_of(&limits, &assembly.geometry),
             names: Arc::clone(&options.names),
             spares: Mutex::new(std::mem::take(&mut assembly.spares)),
+            arriving: Mutex::default(),
             adding: Mutex::default(),
             limit: options.member_timeout,
             re_add: options.re_add,
@@ -172,8 +175,10 @@ impl dyn Parts + '_ {
         let incoming = incoming.filter(|m| m.rebuilt_sectors.is_some());
         let mut spares: Vec<String> = incoming.filter_map(|m| now.name(m.slot)).collect();
         let mut all: Vec<String> = now.names.iter().flatten().cloned().collect();
+        let here = now.state.members.iter();
+        let here: Vec<String> = here.filter_map(|m| now.name(m.slot)).collect();
         let are_spare = now.spares.iter().map(|spare| &spare.name);
-        spares.extend(are_spare.filter(|name| !all.contains(name)).cloned());
+        spares.extend(are_spare.filter(|name| !here.contains(name)).cloned());
         for spare in &spares {
             if !all.contains(spare) {
                 all.push(spare.clone());

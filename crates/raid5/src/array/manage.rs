@@ -174,12 +174,9 @@ impl Orders {
         self.0.lock().replace.get_or_insert(place);
     }
 
-    /// None of these orders could be followed yet.
-    pub fn put_back(&self, orders: &PendingOrders) {
-        let mut now = self.0.lock();
-        now.fail.extend(&orders.fail);
-        now.replace = now.replace.or(orders.replace);
-        now.action = now.action.or(orders.action);
+    /// These members could not be thrown out yet.
+    pub fn fail_again(&self, places: &[usize]) {
+        self.0.lock().fail.extend(places);
     }
 }
 
@@ -301,6 +298,11 @@ impl dyn Parts + '_ {
                 "{name} is no spare of the array; a member has to fail first, and is gone then"
             )));
         };
+        if self.control().arriving.lock().as_deref() == Some(name) {
+            return Err(Error::config(format!(
+                "{name} becomes a member just now: wait for that, and let it fail"
+            )));
+        }
         spares.remove(at);
         Ok(())
     }

@@ -97,8 +97,10 @@ impl Parts for Shared {
         let spares = spares_now(&self.control.spares.lock());
         let syncs = self.syncs.lock().clone();
         let written = self.written.lock();
-        let devices = self.devices.all().into_iter();
         let recovered = syncs.recovered;
+        // Before the devices: one arrives long before it is a member.
+        let state = self.common.state();
+        let devices = self.devices.all().into_iter();
         Snapshot {
             state: State {
                 dirty: written.dirty,
@@ -109,7 +111,7 @@ impl Parts for Shared {
                 trouble: syncs.trouble,
                 recovered: recovered.map(|(place, sectors)| (place, sectors, false)),
                 path: WritePath::Direct,
-                ..self.common.state()
+                ..state
             },
             superblock: written.superblock.clone(),
             names: devices

@@ -19,6 +19,8 @@ const fn kind(core: CoreKind, consistency: Consistency) -> Kind {
     Kind { core, consistency }
 }
 
+/// Each test has use for some of it.
+#[allow(dead_code)]
 impl Kind {
     pub const PPL: [Kind; 2] = [
         kind(CoreKind::Lock, Consistency::Ppl),
@@ -28,16 +30,19 @@ impl Kind {
         kind(CoreKind::Lock, Consistency::Resync),
         kind(CoreKind::Words, Consistency::Resync),
     ];
+    pub const BITMAP: Kind = kind(CoreKind::Lock, Consistency::Bitmap);
     pub const ALL: [Kind; 5] = [
         Kind::PPL[0],
         Kind::PPL[1],
         Kind::RESYNC[0],
         Kind::RESYNC[1],
-        kind(CoreKind::Lock, Consistency::Bitmap),
+        Kind::BITMAP,
     ];
 }
 
 pub trait Array: ManagedArray + BlockDevice + Close {
+    /// The array of the core with a lock.
+    #[allow(dead_code)]
     fn locked(&self) -> &Raid5 {
         panic!("it has another core")
     }

@@ -155,11 +155,16 @@ impl StripeBackground {
             self.forgive_at = now + FORGIVE;
             self.shared.common.forgive_read_errors();
         }
-        // Closed outside the lock: that may take time.
-        drop(self.shared.devices.forget(self.shared.common.devices().1));
         if !self.is_last {
             let orders = self.shared.control.orders.take();
             self.sync.work(&self.shared, &orders, now);
+        }
+        let gone = self.shared.devices.forget(self.shared.common.devices().1);
+        if !gone.is_empty() {
+            // Idle queues are woken too: as long as one has a device open, no other program can have it.
+            let queues = &self.shared.queues;
+            queues.for_each(|_, queue| queue.wait().notify());
+            drop(gone);
         }
         self.tell();
     }
@@ -191,7 +196,7 @@ impl StripeBackground {
         disk.set_corrected(|slot| self.shared.common.corrected(slot));
         let before = disk.live();
         for _ in 0..TRIES {
-            match disk.write(errand) {
+            match disk.write(errand, before) {
                 Ok(failed) => {
                     *self.shared.written.lock() = disk.written();
                     return failed;

@@ -91,9 +91,8 @@ impl OnDisk {
     }
 
     /// Writes superblocks for an errand that was applied; returns the slots (a mask) that failed that. Others' superblocks leave them out if the
-    /// errand is a name.
-    pub fn write(&mut self, errand: Errand) -> Result<u64, Error> {
-        let before = self.live();
+    /// errand is a name. `before`: those that had superblocks before the first try.
+    pub fn write(&mut self, errand: Errand, before: u64) -> Result<u64, Error> {
         match errand {
             Errand::Name { .. } => {
                 write_superblocks(&mut self.assembly, false, now_secs(), &mut sleepy())?;

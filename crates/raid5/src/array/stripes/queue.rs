@@ -49,8 +49,14 @@ pub(super) struct QueueState {
 
 impl StripeQueue {
     pub(super) fn open(shared: &Arc<Shared>, context: &QueueContext) -> Result<StripeQueue, Error> {
-        let state = QueueState::open(shared, context)?;
-        Ok(StripeQueue { state: Some(state) })
+        let mut state = QueueState::open(shared, context)?;
+        match state.follow_members() {
+            Ok(()) => Ok(StripeQueue { state: Some(state) }),
+            Err(error) => {
+                state.close();
+                Err(error)
+            }
+        }
     }
 
     fn state(&mut self) -> &mut QueueState {
@@ -61,6 +67,7 @@ impl StripeQueue {
 }
 
 impl QueueState {
+    /// Queues at the members are opened later: where that isn't possible, I/O fails.
     pub(super) fn open(shared: &Arc<Shared>, context: &QueueContext) -> Result<QueueState, Error> {
         let below = below(context);
         let (mail, poller) = open_entries()?;
@@ -69,7 +76,7 @@ impl QueueState {
         let core = owner(number).ok_or_else(too_many);
         let core = core.and_then(|me| Ok((me, QueueCore::open(&shared.common, me)?)));
         let (me, core) = core.inspect_err(|_| shared.queues.close(number))?;
-        let mut state = QueueState {
+        Ok(QueueState {
             shared: Arc::clone(shared),
             me,
             core,
@@ -85,14 +92,7 @@ impl QueueState {
             polled: Vec::new(),
             works: Vec::new(),
             poller,
-        };
-        match state.follow_members() {
-            Ok(()) => Ok(state),
-            Err(error) => {
-                state.close();
-                Err(error)
-            }
-        }
+        })
     }
 
     /// Opens queues at devices that came, and closes those at devices that went and at which nothing is left.
@@ -114,11 +114,11 @@ impl QueueState {
         self.at_slots.resize_with(slots, || None);
         let mut opened = Ok(());
         for (slot, known) in known.iter().enumerate() {
-            if self.members[slot].is_some() && !self.core.uses(slot) {
+            if self.at_slots[slot].is_some() && !self.core.uses(slot) {
                 (self.members[slot], self.at_slots[slot]) = (None, None);
             }
             let is_live = live & 1 << slot != 0;
-            is_settled &= is_live || self.members[slot].is_none();
+            is_settled &= is_live || self.at_slots[slot].is_none();
             if !is_live || self.members[slot].is_some() {
                 continue;
             }
@@ -127,11 +127,11 @@ impl QueueState {
                 continue;
             };
             match open_member(&device.member, &self.below) {
-                Ok(lower) => {
-                    (self.members[slot], self.at_slots[slot]) = (Some(lower), Some(device));
-                }
+                Ok(lower) => self.members[slot] = Some(lower),
                 Err(error) => (opened, is_settled) = (Err(error), false),
             }
+            // Also without a queue there: this queue counts on the slot.
+            self.at_slots[slot] = Some(device);
         }
         self.is_settled = is_settled;
         opened
@@ -284,7 +284,12 @@ impl DeviceQueue for StripeQueue {
     }
 
     fn woken(&mut self) {
-        self.state().woken();
+        let state = self.state();
+        state.woken();
+        if state.is_idle() {
+            // Nobody polls it, and a device that went is to be closed.
+            state.progress();
+        }
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -94,8 +94,12 @@ pub(super) struct SyncQueue {
     arriving: Option<String>,
     /// The queue's descriptor is in the poller.
     in_poller: bool,
-    /// The time at which an order, or an action, is tried again.
+    /// The place whose member is to be replaced.
+    replaces: Option<usize>,
+    /// The time at which it is tried again to take a device in.
     retry_at: Option<Duration>,
+    /// The time at which it is tried again to begin an action.
+    begin_at: Option<Duration>,
 }
 
 impl SyncQueue {
@@ -106,13 +110,8 @@ impl SyncQueue {
         if let Some(queue) = &mut self.queue {
             while queue.progress() {}
         }
-        let followed = match self.retry_at {
-            Some(_) => Err(Error::config("something is to be tried again first")),
-            None => self.follow(shared, orders),
-        };
-        if let Err(error) = followed {
+        if let Err(error) = self.follow(shared, orders) {
             tracing::debug!("{}: {error}", shared.control.name);
-            shared.control.orders.put_back(orders);
             self.retry_at.get_or_insert(now + RETRY);
         }
         self.end_arrival(shared);
@@ -162,21 +161,31 @@ impl SyncQueue {
 
     /// Follows orders of users, and takes a spare in for a member that is missing. Errors if that is to be tried again.
     fn follow(&mut self, shared: &Arc<Shared>, orders: &PendingOrders) -> Result<(), Error> {
-        if !orders.fail.is_empty() {
-            let queue = self.queue(shared)?;
-            for place in &orders.fail {
-                queue.step(|core| core.throw_out(*place));
-            }
-        }
+        self.replaces = orders.replace.or(self.replaces);
         if let Some(queue) = self.queue.as_mut().filter(|_| orders.stop) {
             queue.step(QueueCore::stop_sync);
         }
-        if self.arriving.is_some() || orders.frozen {
+        if !orders.fail.is_empty() {
+            let again = |_: &Error| shared.control.orders.fail_again(&orders.fail);
+            let queue = self.queue(shared).inspect_err(again)?;
+            for place in &orders.fail {
+                queue.step(|core| core.throw_out(*place));
+            }
+            // The place may need the spare that another one would get.
+            return Ok(());
+        }
+        if self.arriving.is_some() || self.retry_at.is_some() {
             return Ok(());
         }
         let missing = shared.common.missing();
+        if !shared.common.takes_device() || missing.is_some() {
+            if let Some(place) = self.replaces.take() {
+                let name = &shared.control.name;
+                tracing::warn!("{name}: member {place} can't be replaced now");
+            }
+        }
         let missing = missing.filter(|_| shared.common.takes_device());
-        match missing.or(orders.replace) {
+        match missing.or(self.replaces).filter(|_| !orders.frozen) {
             Some(place) => self.take_spare(shared, place),
             None => Ok(()),
         }
@@ -184,19 +193,19 @@ impl SyncQueue {
 
     /// The spare that was added last is to become the member of a place.
     fn take_spare(&mut self, shared: &Arc<Shared>, place: usize) -> Result<(), Error> {
-        if !shared.common.takes_device() {
-            return Err(Error::config("a member is being rebuilt already"));
-        }
-        let spares = shared.control.spares.lock();
         let usable = |s: &&Member| s.is_spare() && !s.device.limits().read_only;
+        if !shared.control.spares.lock().iter().any(|s| usable(&s)) {
+            self.replaces = None;
+            return Ok(());
+        }
+        // Before anything is noted.
+        self.queue(shared)?;
+        let spares = shared.control.spares.lock();
         let Some(spare) = spares.iter().rfind(usable) else {
             return Ok(());
         };
         let (device, name) = (Arc::clone(&spare.device), spare.name.clone());
         let superblock = spare.superblock.clone();
-        drop(spares);
-        // Before anything is noted.
-        self.queue(shared)?;
         let known = Arc::new(Device::of(&superblock, &device.limits()));
         let at_slot = MemberDevice {
             device: Arc::clone(&device),
@@ -204,13 +213,15 @@ impl SyncQueue {
         };
         let slot = shared.devices.arrive(at_slot, &known);
         let slot = slot.ok_or_else(|| Error::config("queues still have members that were lost"))?;
+        *shared.control.arriving.lock() = Some(name.clone());
+        drop(spares);
         let member = Member {
             device,
             name: name.clone(),
             superblock,
         };
         shared.disk.lock().arrive(slot, member);
-        self.arriving = Some(name);
+        (self.arriving, self.replaces) = (Some(name), None);
         let queue = self.queue(shared)?;
         queue.step(|core| core.take_in(slot, place, known));
         Ok(())
@@ -232,19 +243,23 @@ impl SyncQueue {
         }
         shared.devices.settle();
         shared.disk.lock().forget_arrival();
-        // It isn't a spare any more: its superblock was written.
-        control.spares.lock().retain(|spare| spare.name != name);
+        let mut spares = control.spares.lock();
+        *control.arriving.lock() = None;
+        // It isn't a spare any more, also if its superblock may have been written.
+        if is_in || !shared.common.is_broken() {
+            spares.retain(|spare| spare.name != name);
+        }
     }
 
     /// Begins the action that has to be done, if there is one.
     fn begin(&mut self, shared: &Arc<Shared>, orders: &PendingOrders, now: Duration) {
-        if self.retry_at.is_some() {
-            return;
-        }
         let wanted = shared.common.wanted().filter(|_| !orders.frozen);
         let Some(action) = wanted.or(orders.action) else {
             return;
         };
+        if self.begin_at.is_some_and(|at| now < at) && orders.action.is_none() {
+            return;
+        }
         let started = self.queue(shared).and_then(|queue| {
             queue.step(|core| core.start_sync(action))?;
             Ok(queue.sync_now())
@@ -254,6 +269,7 @@ impl SyncQueue {
                 tracing::info!("{}: {action} begins", shared.control.name);
                 self.pace.begin(now);
                 self.allowed = 0;
+                self.begin_at = None;
                 let recovered = shared.common.recovered();
                 self.rebuilds = recovered.map(|(place, _)| place);
                 let nothing = SyncNow {
@@ -267,19 +283,19 @@ impl SyncQueue {
             }
             Err(error) => {
                 tracing::warn!("{}: {error}", shared.control.name);
-                self.retry_at = Some(now + RETRY);
+                self.begin_at = Some(now + RETRY);
             }
         }
     }
 
-    /// True if its queue has work.
+    /// True if its queue has work, or a member waits for a replacement.
     pub fn is_busy(&self) -> bool {
-        self.queue.is_some()
+        self.queue.is_some() || self.replaces.is_some()
     }
 
     /// The longest sleep; `None`: for ever.
     pub fn nap(&self) -> Option<Duration> {
-        let retries = self.retry_at.is_some().then_some(RETRY);
+        let retries = self.retry_at.or(self.begin_at).map(|_| RETRY);
         self.queue.as_ref().map(|_| SLICE).or(retries)
     }
 

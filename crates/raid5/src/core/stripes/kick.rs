@@ -20,6 +20,8 @@ pub struct Kick {
     stop: Stop,
     /// Unless its device fails before superblocks are written.
     change: Option<Change>,
+    /// Slots that are to be thrown out, as a mask, if the others have all data.
+    out: u64,
     phase: Phase,
 }
 
@@ -83,9 +85,22 @@ impl QueueCore {
         self.kick = Some(Kick {
             stop,
             change: self.wanted_change(),
+            out: 0,
             phase: Phase::Draining { stripes, logs },
         });
         self.send(self.me, Mail::Drained);
+    }
+
+    /// Slots that have failed, or are thrown out in this queue's kick, as a mask.
+    fn kick_failed(&self) -> u64 {
+        let mut failed = self.common.failed(&self.now);
+        for slot in bits(self.kick.as_ref().map_or(0, |kick| kick.out)) {
+            let all = failed | bit(slot);
+            if !self.breaks(all, self.kick_changes(all)) {
+                failed = all;
+            }
+        }
+        failed
     }
 
     /// True if members that failed in the kick leave too few, though the incoming device may become one.
@@ -127,8 +142,11 @@ impl QueueCore {
         if in_flight {
             return;
         }
-        self.throw_ordered_out();
-        let failed = self.common.failed(&self.now);
+        let out = self.take_out();
+        if let Some(kick) = &mut self.kick {
+            kick.out = out;
+        }
+        let failed = self.kick_failed();
         let mut slots = self.common.volatile(&self.now);
         slots.retain(|slot| failed & bit(*slot) == 0);
         if self.breaks(failed, self.kick_changes(failed)) {
@@ -156,7 +174,7 @@ impl QueueCore {
                 return;
             }
         }
-        let failed = self.common.failed(&self.now);
+        let failed = self.kick_failed();
         let change = self.kick_changes(failed);
         let is_changed = failed != 0 || change.is_some() || !self.now.dirty;
         if self.breaks(failed, change) || !is_changed {
@@ -186,7 +204,9 @@ impl QueueCore {
         let Some(Kick { stop, phase, .. }) = self.kick.take() else {
             return;
         };
-        let failed = self.common.failed(&self.now);
+        let live = self.now.live().fold(0, |mask, slot| mask | bit(slot));
+        // Some of them may be thrown out, and so haven't failed.
+        let failed = self.common.failed(&self.now) | named.unwrap_or(0) & live;
         let gone = failed & named.unwrap_or(0);
         let mut next = Membership::clone(&self.now);
         let change = match phase {

@@ -4,7 +4,6 @@ use super::bit;
 use super::kick::Change;
 use super::membership::Device;
 use super::queue::QueueCore;
-use crate::head_pages::bits;
 use std::sync::Arc;
 
 /// A device that is to become the member of a role.
@@ -94,14 +93,9 @@ impl QueueCore {
         })
     }
 
-    /// All is drained in this queue's stop: members that are to be thrown out count as failed from now on, if the others have all data.
-    pub(super) fn throw_ordered_out(&mut self) {
-        for slot in bits(std::mem::take(&mut self.orders.out)) {
-            let failed = self.common.failed(&self.now) | bit(slot);
-            if !self.breaks(failed, self.kick_changes(failed)) {
-                self.common.note_failure(slot);
-            }
-        }
+    /// Takes the slots that are to be thrown out, as a mask.
+    pub(super) fn take_out(&mut self) -> u64 {
+        std::mem::take(&mut self.orders.out)
     }
 
     /// True if this queue has I/O at a slot, may begin some, or waits until the slot isn't a member's any more.

@@ -244,11 +244,13 @@ impl QueueCore {
         }
     }
 
-    /// A look at the epoch. Members are those of it if it goes on.
+    /// A look at the epoch. Members are those of it if it goes on, and those of this moment in a stop: direct reads and flushes go on, and an
+    /// earlier stop that this queue hasn't seen may have left a member out.
     pub(super) fn look(&mut self) -> Seen {
         let seen = self.common.epoch.look();
-        if let Seen::Going(number) = seen {
-            self.has_seen(number);
+        match seen {
+            Seen::Going(number) => self.has_seen(number),
+            _ => self.now = self.common.membership(),
         }
         seen
     }

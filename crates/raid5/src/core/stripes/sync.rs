@@ -190,7 +190,9 @@ impl QueueCore {
 
     /// The action ends as soon as no stripe is under way; those that are done stay done.
     pub fn stop_sync(&mut self) {
-        if let Some(sync) = &mut self.sync {
+        // Once superblocks say that all is done, only the change of members is left.
+        let sync = self.sync.as_mut();
+        if let Some(sync) = sync.filter(|sync| sync.phase != Phase::Told) {
             sync.stop(Early::Stopped);
             self.end_sync();
         }

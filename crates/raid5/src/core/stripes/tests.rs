@@ -360,3 +360,76 @@ fn a_device_that_fails_while_another_stop_ends_is_named_by_the_next() {
     array.deliver(1);
     assert_eq!(array.queues[0].errands, [names(1 << MEMBERS)]);
 }
+
+/// The device behind the members arrives for a role.
+fn arrives(array: &mut Array, queue: usize, role: usize) -> Vec<MemberIo> {
+    let room = array.common.membership().room;
+    let device = devices_of(MEMBERS + 1, false, false, room).pop();
+    let device = Arc::new(device.expect("devices"));
+    array.queues[queue].take_in(MEMBERS, role, device);
+    array.go(queue)
+}
+
+/// A queue that hasn't seen the stop in which a member was thrown out finds words stopped again.
+#[test]
+fn nothing_is_read_from_a_member_that_was_thrown_out() {
+    let mut array = Array::new(false, true);
+    array.queues[1].throw_out(1);
+    assert_eq!(array.go(1).len(), 0);
+    assert_eq!(array.queues[1].errands.pop(), Some(names(0b10)));
+    array.queues[1].named(0);
+    array.go(1);
+    assert_eq!(array.common.missing(), Some(1));
+    arrives(&mut array, 1, 1);
+    assert!(array.queues[1].kick.is_some());
+    let geometry = array.common.geometry;
+    let stripe = (0..8).find(|stripe| geometry.stripe_data(*stripe, 0) == 1);
+    let sector = geometry.stripe_array_sector(stripe.expect("its data"), 0);
+    let block = Buffer::anonymous(STRIPE_BYTES).expect("memory");
+    array.queues[0].submit(Request::with_buffers(Op::Read, sector, vec![block], 0));
+    let ios = array.go(0);
+    assert!(ios.iter().all(|io| io.slot != 1), "it reads old data");
+}
+
+/// The order alone would leave the array degraded, and the failure too; both would end it.
+#[test]
+fn a_member_is_not_thrown_out_when_another_one_fails() {
+    let mut array = Array::new(true, true);
+    array.queues[0].throw_out(1);
+    let flushes = array.go(0);
+    assert!(flushes.iter().all(|io| io.slot != 1));
+    array.end(0, flushes, 2);
+    assert_eq!(array.queues[0].errands.pop(), Some(names(0b100)));
+    array.queues[0].named(0);
+    array.go(0);
+    assert_eq!(array.common.missing(), Some(2));
+    assert!(!array.common.is_broken() && array.queues[0].is_idle());
+}
+
+#[test]
+fn a_device_whose_superblock_fails_is_not_taken_in() {
+    let mut array = Array::new(false, true);
+    array.queues[0].throw_out(3);
+    array.go(0);
+    array.queues[0].errands.clear();
+    array.queues[0].named(0);
+    array.go(0);
+    for (failed, is_in) in [(0b10000, false), (0, true)] {
+        arrives(&mut array, 0, 3);
+        let change = Some(Change::TakesIn { slot: 4, role: 3 });
+        let errand = array.queues[0].errands.pop();
+        assert_eq!(errand, Some(Errand::Name { failed: 0, change }));
+        array.queues[0].named(failed);
+        array.go(0);
+        assert_eq!(array.queues[0].is_taken_in(), Some(is_in));
+        assert_eq!(array.common.recovered(), is_in.then_some((3, 0)));
+        assert_eq!(array.queues[0].uses(4), is_in);
+    }
+    let device = array.common.devices().0[4].clone();
+    array.queues[0].take_in(4, 3, device);
+    assert_eq!(
+        array.queues[0].is_taken_in(),
+        Some(true),
+        "it is in already"
+    );
+}
