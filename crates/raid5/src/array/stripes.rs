@@ -1,5 +1,5 @@
-//! [`StripeArray`]: the array as a device around the core without a lock. Lab and tests use it; volumes have [`super::Raid5`] until this one has
-//! all of its parts (docs/decisions/0048-stripes-own-themselves.md, step 6).
+//! [`StripeArray`]: the array as a device around the core without a lock. [`super::Raid5`] has the parts that this one hasn't yet
+//! (docs/decisions/0048-stripes-own-themselves.md, step 6).
 //!
 //! | file | has |
 //! |---|---|

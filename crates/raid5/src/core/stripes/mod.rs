@@ -1,5 +1,5 @@
 //! The core without a lock: each queue has a part of it that is its own, and stripes belong to the queue that finds them free.
-//! docs/decisions/0048-stripes-own-themselves.md has the rules. `array::stripes` is the device around it, which volumes don't have yet.
+//! docs/decisions/0048-stripes-own-themselves.md has the rules. `array::stripes` is the device around it, which volumes have by `core=words`.
 //!
 //! | file | has |
 //! |---|---|
