@@ -30,7 +30,7 @@ const CORES: [Core; 2] = [Core::Locked, Core::Words];
 enum Served {
     Locked(Arc<Raid5>),
     /// Its background work is stepped.
-    Words(Arc<StripeArray>, Mutex<StripeBackground>),
+    Words(Arc<StripeArray>, Box<Mutex<StripeBackground>>),
 }
 
 impl Served {
@@ -140,7 +140,7 @@ fn world(
         Core::Words => {
             let array = StripeArray::start(assembly, &options).unwrap();
             let background = Mutex::new(StripeBackground::new(&array));
-            Served::Words(array, background)
+            Served::Words(array, Box::new(background))
         }
     };
     TestArray {

@@ -178,13 +178,12 @@ impl SyncQueue {
             return Ok(());
         }
         let missing = shared.common.missing();
-        if !shared.common.takes_device() || missing.is_some() {
-            if let Some(place) = self.replaces.take() {
-                let name = &shared.control.name;
-                tracing::warn!("{name}: member {place} can't be replaced now");
-            }
+        let is_free = shared.common.takes_device();
+        if let Some(place) = self.replaces.take_if(|_| !is_free || missing.is_some()) {
+            let name = &shared.control.name;
+            tracing::warn!("{name}: member {place} can't be replaced now");
         }
-        let missing = missing.filter(|_| shared.common.takes_device());
+        let missing = missing.filter(|_| is_free);
         match missing.or(self.replaces).filter(|_| !orders.frozen) {
             Some(place) => self.take_spare(shared, place),
             None => Ok(()),

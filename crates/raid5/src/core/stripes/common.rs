@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub(super) struct Setup {
     pub(super) geometry: Geometry,
     pub(super) policy: Policy,
-    /// By slot.
+    /// Devices by slot: members, and one that is rebuilt.
     pub(super) devices: Vec<Device>,
     pub(super) members: Members,
     /// Stripes whose parity isn't known to be right.

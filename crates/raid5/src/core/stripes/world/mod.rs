@@ -6,26 +6,24 @@ mod disk;
 pub mod history;
 mod orders;
 pub mod recovery;
+mod start;
 mod syncs;
 mod ways;
 
 use super::common::{Common, Setup};
 use super::kick::Change;
-use super::membership::Device as KnownDevice;
 use super::queue::{Errand, Mail, QueueCore};
 use super::{Data, MemberIo, Work};
 use crate::core::members::{Incoming, Members};
-use crate::core::slots::{Slot, Unsynced};
-use crate::core::zero::Ability;
+use crate::core::slots::Unsynced;
 use crate::words::{Answer, Owner, Room};
-use crate::{
-    Geometry, Layout, LogArea, Policy, STRIPE_BYTES, STRIPE_SECTORS, ppl_signature, xor_into,
-};
+use crate::{Geometry, Layout, LogArea, Policy, STRIPE_BYTES, STRIPE_SECTORS, ppl_signature};
 use device::{Device, SECTOR};
 use disk::OnDisk;
 use fastrand::Rng;
 use history::{History, sector_of};
 use pvblk_block::{Buffer, Completion, Op, Request, RequestFlags, Status};
+pub use start::{contents, devices_of};
 use std::collections::VecDeque;
 use std::sync::Arc;
 pub use ways::Ways;
@@ -103,41 +101,6 @@ pub fn value(request: u64, sector: u64) -> u64 {
     n = (n ^ n >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     n = (n ^ n >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     n ^ n >> 31
-}
-
-/// Devices as the core knows them.
-pub fn devices_of(count: usize, volatile: bool, zeroes: bool, room: Room) -> Vec<KnownDevice> {
-    let slot = |_| Slot {
-        data_sectors: DATA_SECTORS,
-        log_sector: 0,
-        log_sectors: DATA_SECTORS,
-        bitmap_sector: 0,
-        ability: Ability { volatile, zeroes },
-        corrected: 0,
-        read_errors: 0,
-    };
-    let device = |n| KnownDevice::new(slot(n), n as u32, room);
-    (0..count).map(device).collect()
-}
-
-/// The devices of an array whose sectors have these values.
-pub fn contents(geometry: &Geometry) -> Vec<Vec<u8>> {
-    let bytes = (DATA_SECTORS + geometry.member_sectors()) as usize * SECTOR;
-    let mut members = vec![vec![0; bytes]; geometry.members()];
-    for stripe in 0..geometry.stripes() {
-        let at = (DATA_SECTORS + geometry.stripe_member_sector(stripe)) as usize * SECTOR;
-        let mut parity = vec![0; STRIPE_BYTES];
-        for index in 0..geometry.data_members() {
-            let first = geometry.stripe_array_sector(stripe, index);
-            let sectors = first..first + STRIPE_SECTORS;
-            let data: Vec<u8> = sectors.flat_map(|s| sector_of(value(0, s))).collect();
-            xor_into(&mut parity, &[&data]);
-            members[geometry.stripe_data(stripe, index)][at..at + STRIPE_BYTES]
-                .copy_from_slice(&data);
-        }
-        members[geometry.stripe_parity(stripe)][at..at + STRIPE_BYTES].copy_from_slice(&parity);
-    }
-    members
 }
 
 impl World {
