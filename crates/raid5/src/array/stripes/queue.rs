@@ -96,7 +96,7 @@ impl QueueState {
     }
 
     /// Opens queues at devices that came, and closes those at devices that went and at which nothing is left.
-    fn follow_members(&mut self) -> Result<(), Error> {
+    pub(super) fn follow_members(&mut self) -> Result<(), Error> {
         let number = self.core.members_number();
         let is_new = self.followed != Some(number);
         if !is_new && self.is_settled {
@@ -222,6 +222,19 @@ impl QueueState {
         self.shared.post(&mut core.mail);
     }
 
+    /// True if there are requests to tell of. A queue without requests isn't polled, so none is told of while others wait for this queue.
+    fn has_done(&self) -> bool {
+        !self.core.done.is_empty() && !self.core.is_stopping()
+    }
+
+    /// Live slots at which it has no queue, as a mask.
+    pub(super) fn unopened(&self) -> u64 {
+        let (_, live) = self.core.devices();
+        let opened = self.members.iter().enumerate();
+        let opened = opened.filter_map(|(slot, lower)| lower.as_ref().map(|_| slot));
+        live & !opened.fold(0, |mask, slot| mask | 1 << slot)
+    }
+
     /// True if nobody counts on it any more.
     pub(super) fn is_idle(&self) -> bool {
         self.core.is_idle()
@@ -257,7 +270,7 @@ impl QueueState {
     pub(super) fn arm(&mut self) -> Readiness {
         let wait = self.mail.wait();
         wait.prepare_to_wait();
-        if !self.core.done.is_empty() || wait.is_pending() {
+        if self.has_done() || wait.is_pending() {
             return Readiness::Ready;
         }
         let readiness = arm_members(&mut self.members, &self.poller);
@@ -276,7 +289,9 @@ impl DeviceQueue for StripeQueue {
     fn poll(&mut self, out: &mut Vec<Completion>) {
         let state = self.state();
         state.progress();
-        out.append(&mut state.core.done);
+        if state.has_done() {
+            out.append(&mut state.core.done);
+        }
     }
 
     fn arm(&mut self) -> Readiness {
@@ -289,6 +304,8 @@ impl DeviceQueue for StripeQueue {
         if state.is_idle() {
             // Nobody polls it, and a device that went is to be closed.
             state.progress();
+            // The mail that tells of it may not be there yet.
+            state.step(QueueCore::look_again);
         }
     }
 

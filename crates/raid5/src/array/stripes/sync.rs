@@ -7,7 +7,7 @@ use crate::array::pace::{Pace, Speeds};
 use crate::array::{MemberDevice, control::Parts};
 use crate::core::stripes::{Device, Early, QueueCore, SyncEnd};
 use crate::core::{Action, SyncNow};
-use crate::{Member, STRIPE_SECTORS};
+use crate::{Blocking, Member, STRIPE_SECTORS};
 use pvblk_block::stacked::Due;
 use pvblk_block::{Error, QueueContext};
 use pvblk_sys::Poller;
@@ -115,6 +115,7 @@ impl SyncQueue {
             self.retry_at.get_or_insert(now + RETRY);
         }
         self.end_arrival(shared);
+        self.end_action(shared);
         let is_under_way = |queue: &QueueState| queue.sync_now().is_some();
         if !self.queue.as_deref().is_some_and(is_under_way) {
             self.begin(shared, orders, now);
@@ -137,15 +138,19 @@ impl SyncQueue {
         {
             queue.step(|core| core.checkpoint());
         }
-        match queue.take_synced() {
-            Some(synced) => {
-                shared.syncs.lock().end(synced, self.rebuilds);
-                tell(shared, &synced);
-            }
-            None => shared.syncs.lock().goes_on(sync),
-        }
+        shared.syncs.lock().goes_on(sync);
+        self.end_action(shared);
         if let Some(queue) = self.queue.take_if(|queue| queue.is_idle()) {
             queue.close();
+        }
+    }
+
+    /// Tells of the end of an action, if one has ended.
+    fn end_action(&mut self, shared: &Arc<Shared>) {
+        let queue = self.queue.as_mut();
+        if let Some(synced) = queue.and_then(|queue| queue.take_synced()) {
+            shared.syncs.lock().end(synced, self.rebuilds);
+            tell(shared, &synced);
         }
     }
 
@@ -168,6 +173,16 @@ impl SyncQueue {
         if !orders.fail.is_empty() {
             let again = |_: &Error| shared.control.orders.fail_again(&orders.fail);
             let queue = self.queue(shared).inspect_err(again)?;
+            let slots = shared.common.slots_by_role();
+            let slots = orders.fail.iter().filter_map(|place| *slots.get(*place)?);
+            let out = slots.fold(0, |mask, slot| mask | 1 << slot);
+            // A device that can't be opened may go, but it isn't to take others along.
+            if let Err(error) = queue.follow_members()
+                && queue.unopened() & !out != 0
+            {
+                shared.control.orders.fail_again(&orders.fail);
+                return Err(error);
+            }
             for place in &orders.fail {
                 queue.step(|core| core.throw_out(*place));
             }
@@ -193,32 +208,38 @@ impl SyncQueue {
     /// The spare that was added last is to become the member of a place.
     fn take_spare(&mut self, shared: &Arc<Shared>, place: usize) -> Result<(), Error> {
         let usable = |s: &&Member| s.is_spare() && !s.device.limits().read_only;
-        if !shared.control.spares.lock().iter().any(|s| usable(&s)) {
-            self.replaces = None;
-            return Ok(());
-        }
-        // Before anything is noted.
-        self.queue(shared)?;
-        let spares = shared.control.spares.lock();
-        let Some(spare) = spares.iter().rfind(usable) else {
+        let spare = |s: &Member| Member {
+            device: Arc::clone(&s.device),
+            name: s.name.clone(),
+            superblock: s.superblock.clone(),
+        };
+        let chosen = shared.control.spares.lock().iter().rfind(usable).map(spare);
+        let Some(member) = chosen else {
+            if let Some(place) = self.replaces.take() {
+                let name = &shared.control.name;
+                tracing::warn!("{name}: there is no spare that can replace member {place}");
+            }
             return Ok(());
         };
-        let (device, name) = (Arc::clone(&spare.device), spare.name.clone());
-        let superblock = spare.superblock.clone();
-        let known = Arc::new(Device::of(&superblock, &device.limits()));
+        // Before anything is noted. Superblocks of the whole array are written with its own, so that has to be possible.
+        self.queue(shared)?.follow_members()?;
+        drop(Blocking::open(&member.device)?);
+        let spares = shared.control.spares.lock();
+        if !spares.iter().any(|spare| spare.name == member.name) {
+            // It was taken away meanwhile.
+            return Ok(());
+        }
+        let limits = member.device.limits();
+        let known = Arc::new(Device::of(&member.superblock, &limits));
+        let name = member.name.clone();
         let at_slot = MemberDevice {
-            device: Arc::clone(&device),
+            device: Arc::clone(&member.device),
             name: name.clone(),
         };
         let slot = shared.devices.arrive(at_slot, &known);
         let slot = slot.ok_or_else(|| Error::config("queues still have members that were lost"))?;
         *shared.control.arriving.lock() = Some(name.clone());
         drop(spares);
-        let member = Member {
-            device,
-            name: name.clone(),
-            superblock,
-        };
         shared.disk.lock().arrive(slot, member);
         (self.arriving, self.replaces) = (Some(name), None);
         let queue = self.queue(shared)?;
@@ -254,12 +275,14 @@ impl SyncQueue {
     fn begin(&mut self, shared: &Arc<Shared>, orders: &PendingOrders, now: Duration) {
         let wanted = shared.common.wanted().filter(|_| !orders.frozen);
         let Some(action) = wanted.or(orders.action) else {
+            self.begin_at = None;
             return;
         };
         if self.begin_at.is_some_and(|at| now < at) && orders.action.is_none() {
             return;
         }
         let started = self.queue(shared).and_then(|queue| {
+            queue.follow_members()?;
             queue.step(|core| core.start_sync(action))?;
             Ok(queue.sync_now())
         });

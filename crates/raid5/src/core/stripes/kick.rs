@@ -146,8 +146,9 @@ impl QueueCore {
         if let Some(kick) = &mut self.kick {
             kick.out = out;
         }
-        let failed = self.kick_failed();
+        let failed = self.common.failed(&self.now);
         let mut slots = self.common.volatile(&self.now);
+        // Those that are to be thrown out are flushed, too: they stay if another one fails meanwhile.
         slots.retain(|slot| failed & bit(*slot) == 0);
         if self.breaks(failed, self.kick_changes(failed)) {
             slots.clear();

@@ -201,6 +201,16 @@ impl QueueCore {
         self.mail
     }
 
+    /// True while this queue has stopped words: others wait for its next steps.
+    pub fn is_stopping(&self) -> bool {
+        self.kick.is_some()
+    }
+
+    /// Takes the members of this moment.
+    pub fn look_again(&mut self) {
+        self.look();
+    }
+
     pub fn receive(&mut self, mail: Mail) {
         self.todo.push_back(mail);
     }

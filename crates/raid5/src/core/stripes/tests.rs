@@ -397,7 +397,8 @@ fn a_member_is_not_thrown_out_when_another_one_fails() {
     let mut array = Array::new(true, true);
     array.queues[0].throw_out(1);
     let flushes = array.go(0);
-    assert!(flushes.iter().all(|io| io.slot != 1));
+    // It stays, so its cache is needed.
+    assert!(flushes.iter().any(|io| io.slot == 1));
     array.end(0, flushes, 2);
     assert_eq!(array.queues[0].errands.pop(), Some(names(0b100)));
     array.queues[0].named(0);
