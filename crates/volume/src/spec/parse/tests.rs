@@ -577,7 +577,7 @@ fn every_error_is_one_line_that_says_what_is_allowed() {
         ),
         (
             "raid5:[/a][/b][/c],",
-            "unknown option ``: use stripes=N, write-path=PATH, member-timeout=TIME, re-add=auto, force",
+            "unknown option ``: use stripes=N, write-path=PATH, member-timeout=TIME, re-add=auto, core=lock|words, force",
         ),
         (
             "raid5:[/a][/b][/c],member-timeout=1ms",
@@ -594,6 +594,18 @@ fn every_error_is_one_line_that_says_what_is_allowed() {
         (
             "raid5:[/a][/b][/c],member-timeout=1s,re-add=x",
             "re-add `x` is not auto",
+        ),
+        (
+            "raid5:[/a][/b][/c],core=fast",
+            "core `fast` is not lock or words",
+        ),
+        (
+            "raid5:[/a][/b][/c],core=words,member-timeout=1s",
+            "core=words has no member-timeout yet",
+        ),
+        (
+            "raid5:[/a][/b][/c],core=words,write-path=stripe-queue",
+            "core=words has no write-path=stripe-queue yet",
         ),
         (
             "raid5:[/a][/b][/c],write-path=x",
