@@ -195,6 +195,22 @@ mod tests {
     use crate::VolumeSpec;
 
     #[test]
+    fn a_core_is_one_of_two_and_words_refuses_parts_that_it_has_not() {
+        for (options, said) in [
+            ("core=fast", "core `fast` is not lock or words"),
+            ("core=words,member-timeout=1s", "no member-timeout yet"),
+            (
+                "core=words,write-path=stripe-queue",
+                "no write-path=stripe-queue yet",
+            ),
+        ] {
+            let spec: Result<VolumeSpec, _> = format!("raid5:[/a][/b][/c],{options}").parse();
+            let why = spec.unwrap_err().to_string();
+            assert!(why.contains(said), "{why}");
+        }
+    }
+
+    #[test]
     fn brackets_of_patterns_balance_where_they_are_printed_in_brackets() {
         let of = |pattern| -> Result<VolumeSpec, _> {
             let uuid = "2e7020f4:a718b424:6ea55ced:b23434a1";

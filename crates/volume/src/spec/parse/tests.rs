@@ -596,18 +596,6 @@ fn every_error_is_one_line_that_says_what_is_allowed() {
             "re-add `x` is not auto",
         ),
         (
-            "raid5:[/a][/b][/c],core=fast",
-            "core `fast` is not lock or words",
-        ),
-        (
-            "raid5:[/a][/b][/c],core=words,member-timeout=1s",
-            "core=words has no member-timeout yet",
-        ),
-        (
-            "raid5:[/a][/b][/c],core=words,write-path=stripe-queue",
-            "core=words has no write-path=stripe-queue yet",
-        ),
-        (
             "raid5:[/a][/b][/c],write-path=x",
             "write-path `x` is not direct or stripe-queue",
         ),
