@@ -466,7 +466,10 @@ fn a_spare_that_becomes_a_member_stays() {
 #[test]
 fn a_member_that_failed_its_superblock_is_left_out_though_all_are_written_again() {
     let disks = disks(4);
-    drop(prepared(disks.clone(), Some(&how(Consistency::Ppl, true))));
+    drop(prepared(
+        disks.clone(),
+        Some(&how(Consistency::Resync, true)),
+    ));
     let mut failing = disks.clone();
     let serves = Arc::new(AtomicBool::new(false));
     for (at, most) in [(1, usize::MAX), (2, 1)] {
