@@ -95,7 +95,7 @@ pub enum Question {
         /// The new number.
         stripes: usize,
     },
-    /// Sets the path by which writes go to stripes: see [`ManagedArray::set_write_path`].
+    /// Sets the path by which writes go to stripes: see [`super::Raid5::set_write_path`].
     WritePath {
         /// `direct` or `stripe-queue`.
         path: String,

@@ -24,7 +24,7 @@ pub struct Control {
     pub(super) arriving: Mutex<Option<String>>,
     /// Held while a device is added: two at a time would take the same number.
     pub(super) adding: Mutex<()>,
-    /// As [`ArrayOptions::member_timeout`].
+    /// The time that a member has for an I/O; `None`: it is waited for.
     pub(super) limit: Option<Duration>,
     pub(super) re_add: bool,
     pub(super) core: CoreKind,

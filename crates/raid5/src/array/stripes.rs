@@ -27,7 +27,7 @@ use crate::core::stripes::{Common, Errand, Mail};
 use crate::words::Owner;
 use crate::{Assembly, BitmapHeader, Geometry, Member, Policy, STRIPE_SECTORS, Superblock};
 use background::{Chores, seen};
-use devices::Devices;
+use devices::{Devices, SLOTS};
 use disk::{OnDisk, Written};
 use parking_lot::Mutex;
 use pvblk_block::stacked::{BackgroundThread, CompletionQueue, QueueTable, finish_within};
@@ -41,8 +41,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use sync::Syncs;
 
-/// Most members: masks of slots are 64 bits, and two more are for devices that come.
-const MOST_MEMBERS: usize = 62;
+/// Most members: two slots more are for devices that come.
+const MOST_MEMBERS: usize = SLOTS - 2;
 /// Longest wait of an array that is closed for queues that were closed with work.
 const LAST_WAIT: Duration = Duration::from_secs(10);
 

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 
 /// Slots that an array may have: masks of them are 64 bits.
-const SLOTS: usize = 64;
+pub(super) const SLOTS: usize = 64;
 
 /// A device at its slot. Each queue that has a queue at the device keeps one.
 pub(super) struct AtSlot {

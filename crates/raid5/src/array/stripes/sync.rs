@@ -35,13 +35,14 @@ pub(super) struct Syncs {
 }
 
 impl Syncs {
-    fn begin(&mut self, now: SyncNow) {
+    /// `now`: None if it is over already.
+    fn begin(&mut self, action: Action, now: Option<SyncNow>) {
         self.begun += 1;
         self.trouble = None;
-        if matches!(now.action, Action::Check | Action::Repair) {
+        if matches!(action, Action::Check | Action::Repair) {
             self.mismatch_sectors = 0;
         }
-        self.now = Some(now);
+        self.now = now;
     }
 
     fn goes_on(&mut self, sync: Option<SyncNow>) {
@@ -90,8 +91,6 @@ pub(super) struct SyncQueue {
     allowed: u64,
     /// The place that a device is rebuilt for.
     rebuilds: Option<usize>,
-    /// The name of a device that is being taken in.
-    arriving: Option<String>,
     /// The queue's descriptor is in the poller.
     in_poller: bool,
     /// The place whose member is to be replaced.
@@ -189,7 +188,7 @@ impl SyncQueue {
             // The place may need the spare that another one would get.
             return Ok(());
         }
-        if self.arriving.is_some() || self.retry_at.is_some() {
+        if shared.control.arriving.lock().is_some() || self.retry_at.is_some() {
             return Ok(());
         }
         let missing = shared.common.missing();
@@ -238,10 +237,10 @@ impl SyncQueue {
         };
         let slot = shared.devices.arrive(at_slot, &known);
         let slot = slot.ok_or_else(|| Error::config("queues still have members that were lost"))?;
-        *shared.control.arriving.lock() = Some(name.clone());
+        *shared.control.arriving.lock() = Some(name);
         drop(spares);
         shared.disk.lock().arrive(slot, member);
-        (self.arriving, self.replaces) = (Some(name), None);
+        self.replaces = None;
         let queue = self.queue(shared)?;
         queue.step(|core| core.take_in(slot, place, known));
         Ok(())
@@ -253,18 +252,17 @@ impl SyncQueue {
         let Some(is_in) = ended.and_then(|queue| queue.step(QueueCore::is_taken_in)) else {
             return;
         };
-        let Some(name) = self.arriving.take() else {
+        let control = &shared.control;
+        let mut spares = control.spares.lock();
+        let Some(name) = control.arriving.lock().take() else {
             return;
         };
-        let control = &shared.control;
         match is_in {
             true => tracing::info!("{}: {name} becomes a member", control.name),
             false => tracing::warn!("{}: {name} can't be taken in", control.name),
         }
         shared.devices.settle();
         shared.disk.lock().forget_arrival();
-        let mut spares = control.spares.lock();
-        *control.arriving.lock() = None;
         // It isn't a spare any more, also if its superblock may have been written.
         if is_in || !shared.common.is_broken() {
             spares.retain(|spare| spare.name != name);
@@ -294,14 +292,7 @@ impl SyncQueue {
                 self.begin_at = None;
                 let recovered = shared.common.recovered();
                 self.rebuilds = recovered.map(|(place, _)| place);
-                let nothing = SyncNow {
-                    action,
-                    done_sectors: 0,
-                    of_sectors: 0,
-                    mismatch_sectors: 0,
-                    by_bitmap: false,
-                };
-                shared.syncs.lock().begin(sync.unwrap_or(nothing));
+                shared.syncs.lock().begin(action, sync);
             }
             Err(error) => {
                 tracing::warn!("{}: {error}", shared.control.name);

@@ -260,8 +260,7 @@ impl Common {
 
     /// Slots of these members that failed, as a mask.
     pub(super) fn failed(&self, now: &Membership) -> u64 {
-        let present = now.live().fold(0, |mask, slot| mask | bit(slot));
-        self.failed.load(Ordering::Relaxed) & present
+        self.failed.load(Ordering::Relaxed) & now.live_mask()
     }
 
     /// For the queue that has stopped words.
@@ -357,9 +356,7 @@ impl Common {
 
     /// Devices by slot, and those that are members or become one, as a mask.
     pub fn devices(&self) -> (Arc<[Arc<Device>]>, u64) {
-        let now = self.membership();
-        let live = now.live().fold(0, |mask, slot| mask | bit(slot));
-        (Arc::clone(&now.devices), live)
+        self.membership().known()
     }
 
     /// The slot of each role's member.

@@ -104,7 +104,7 @@ impl QueueCore {
     }
 
     /// True if members that failed in the kick leave too few, though the incoming device may become one.
-    pub(super) fn breaks(&self, failed: u64, change: Option<Change>) -> bool {
+    fn breaks(&self, failed: u64, change: Option<Change>) -> bool {
         let mut members = self.now.members.clone();
         if change == Some(Change::TakesOver) {
             members.take_over();
@@ -120,7 +120,7 @@ impl QueueCore {
     }
 
     /// The change in this queue's kick, in which these slots (a mask) failed.
-    pub(super) fn kick_changes(&self, failed: u64) -> Option<Change> {
+    fn kick_changes(&self, failed: u64) -> Option<Change> {
         let incoming = self.now.members.incoming();
         let is_well = incoming.is_some_and(|incoming| failed & bit(incoming.slot) == 0);
         let change = self.kick.as_ref()?.change;
@@ -205,9 +205,9 @@ impl QueueCore {
         let Some(Kick { stop, phase, .. }) = self.kick.take() else {
             return;
         };
-        let live = self.now.live().fold(0, |mask, slot| mask | bit(slot));
         // Some of them may be thrown out, and so haven't failed.
-        let failed = self.common.failed(&self.now) | named.unwrap_or(0) & live;
+        let named_live = named.unwrap_or(0) & self.now.live_mask();
+        let failed = self.common.failed(&self.now) | named_live;
         let gone = failed & named.unwrap_or(0);
         let mut next = Membership::clone(&self.now);
         let change = match phase {

@@ -3,6 +3,7 @@
 use crate::core::MemberNow;
 use crate::core::log::MOST_BYTES as MOST_LOG_BYTES;
 use crate::core::members::{Incoming, Members};
+use crate::core::plan::bit;
 use crate::core::slots::{Slot, Unsynced};
 use crate::core::zero::Ability;
 use crate::words::Room;
@@ -187,6 +188,16 @@ impl Membership {
             .flatten()
             .copied()
             .chain(incoming)
+    }
+
+    /// The same, as a mask of slots.
+    pub fn live_mask(&self) -> u64 {
+        self.live().fold(0, |mask, slot| mask | bit(slot))
+    }
+
+    /// Devices by slot, and those that are members or become one, as a mask.
+    pub fn known(&self) -> (Arc<[Arc<Device>]>, u64) {
+        (Arc::clone(&self.devices), self.live_mask())
     }
 
     /// The devices, for users.

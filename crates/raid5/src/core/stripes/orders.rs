@@ -60,7 +60,7 @@ impl QueueCore {
     /// Stops words if an order needs that, and drops orders that can't be carried out any more. To be called again when words go on.
     pub(super) fn follow_orders(&mut self) {
         self.look();
-        let live = self.now.live().fold(0, |mask, slot| mask | bit(slot));
+        let live = self.now.live_mask();
         self.orders.out &= if self.now.broken { 0 } else { live };
         if let Some(arriving) = &self.orders.arriving {
             let is_in = live & bit(arriving.slot) != 0;

@@ -10,7 +10,7 @@ use super::orders::Orders;
 use super::record::Stripe;
 use super::request::{Active, HeldFlush, Span};
 use super::sync::{Sync, SyncEnd};
-use super::{MemberIo, Shared, Work, bit};
+use super::{MemberIo, Shared, Work};
 use crate::words::{
     Answer, Claimed, LogBlocks, LogToken, OwnPlaces, Owner, Parked, Place, Reserve, Seen,
     StripePages, Token,
@@ -267,8 +267,7 @@ impl QueueCore {
 
     /// Devices by slot, and those that are members or become one, as a mask, as far as this queue knows.
     pub fn devices(&self) -> (Arc<[Arc<Device>]>, u64) {
-        let live = self.now.live().fold(0, |mask, slot| mask | bit(slot));
-        (Arc::clone(&self.now.devices), live)
+        self.now.known()
     }
 
     /// The number of the members that this queue knows: another one for each change.
