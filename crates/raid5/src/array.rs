@@ -32,7 +32,6 @@ use super::core::{Ability, Core, Kicked, MemberIo, Setup, Work, WritePath};
 use super::geometry::STRIPE_SECTORS;
 use super::identity::now_secs;
 use super::repair::write_superblocks;
-use super::superblock::Superblock;
 use control::{Control, Parts, Snapshot, spares_now};
 use parking_lot::Mutex;
 use pvblk_block::memory::Gauge;
@@ -232,8 +231,6 @@ struct ArrayShared {
     changes: AtomicU64,
     /// Devices that were members, and may have I/O left or come back.
     away: Mutex<Vec<away::Away>>,
-    /// The one that comes back next.
-    returning: Mutex<Option<Member>>,
     /// Abandoned I/O of queues.
     left_behind: Mutex<Vec<away::LeftBehind>>,
     lazy: bool,
@@ -336,16 +333,6 @@ impl Parts for ArrayShared {
 
     fn held_device(&self, text: &str) -> Option<(String, Arc<dyn BlockDevice>)> {
         self.find_held(text)
-    }
-
-    fn why_whole(&self, place: usize, superblock: &Superblock) -> Option<String> {
-        self.core.lock().why_whole(place, superblock)
-    }
-
-    fn bring_back(&self, place: usize, member: Member) {
-        let name = member.name.clone();
-        *self.returning.lock() = Some(member);
-        self.raise_back(place, &name);
     }
 
     fn set_stripes(&self, stripes: usize) -> Result<(), Error> {
@@ -476,7 +463,6 @@ impl Raid5 {
                 devices: Mutex::new(devices),
                 changes: AtomicU64::new(0),
                 away: Mutex::default(),
-                returning: Mutex::default(),
                 left_behind: Mutex::default(),
                 lazy: options.lazy,
             }),

@@ -149,13 +149,9 @@ impl WriteIntent {
         }
         let mut intent = Intent::default();
         for chunk in chunks {
-            let (byte, mask) = bit(chunk);
-            let page = byte / PAGE_BYTES;
+            let page = bit(chunk).0 / PAGE_BYTES;
+            self.set_image(chunk);
             let counter = &mut self.counters[chunk];
-            if *counter & COUNT == 0 {
-                self.image[byte] |= mask;
-                self.pages[page].wanted += 1;
-            }
             let flags = *counter & !COUNT;
             *counter = flags | ((*counter & COUNT).max(2) + 1);
             let Page {
@@ -185,6 +181,77 @@ impl WriteIntent {
                 *counter |= NEEDED;
             }
         }
+    }
+
+    /// Sets the bits of these sectors of the members: they are on disk when no page of [`WriteIntent::unwritten_pages`] is left. Without
+    /// writers that are counted: the caller knows when [`WriteIntent::clear`] is due.
+    pub fn set(&mut self, member_sector: u64, sectors: u64) {
+        for chunk in self.chunks(member_sector, sectors) {
+            self.set_image(chunk);
+            let counter = &mut self.counters[chunk];
+            *counter = *counter & !COUNT | (*counter & COUNT).max(2);
+        }
+    }
+
+    /// The bit of a chunk in the image, if it isn't set.
+    fn set_image(&mut self, chunk: usize) {
+        if self.counters[chunk] & COUNT == 0 {
+            let (byte, mask) = bit(chunk);
+            self.image[byte] |= mask;
+            self.pages[byte / PAGE_BYTES].wanted += 1;
+        }
+    }
+
+    /// A bit of a chunk that may be cleared goes from the image.
+    fn clear_image(&mut self, chunk: usize) -> usize {
+        self.counters[chunk] = 0;
+        let (byte, mask) = bit(chunk);
+        self.image[byte] &= !mask;
+        self.pages[byte / PAGE_BYTES].wanted += 1;
+        byte / PAGE_BYTES
+    }
+
+    /// Bits of these chunks that [`WriteIntent::set`] has set are to be cleared, unless their sectors have to be resynchronised; true if there are
+    /// some. Then the unwritten pages have to be on all members, before [`WriteIntent::clear`] is called, since they tell of the clearing.
+    /// Members are flushed, and the array isn't degraded. `events`: the superblocks' counter.
+    pub fn begin_clearing(&mut self, events: u64, may_clear: impl Fn(usize) -> bool) -> bool {
+        if !self.clearable(may_clear).any(|_| true) {
+            return false;
+        }
+        self.header.events_cleared = events;
+        self.put_header();
+        true
+    }
+
+    /// Clears the bits. The unwritten pages have to be written some time.
+    pub fn clear(&mut self, may_clear: impl Fn(usize) -> bool) {
+        let chunks: Vec<usize> = self.clearable(may_clear).collect();
+        for chunk in chunks {
+            self.clear_image(chunk);
+        }
+    }
+
+    fn clearable<'a>(
+        &'a self,
+        may_clear: impl Fn(usize) -> bool + 'a,
+    ) -> impl Iterator<Item = usize> + 'a {
+        let all = 0..self.counters.len();
+        all.filter(move |chunk| matches!(self.counters[*chunk], 1 | 2) && may_clear(*chunk))
+    }
+
+    /// Whether each chunk's bit is set.
+    pub fn marks(&self) -> impl Iterator<Item = bool> {
+        self.counters.iter().map(|counter| *counter != 0)
+    }
+
+    /// A chunk has two to the power of this sectors.
+    pub fn chunk_shift(&self) -> u32 {
+        self.chunk_shift
+    }
+
+    /// Pages with changes that aren't on disk.
+    pub fn unwritten_pages(&self) -> impl Iterator<Item = usize> {
+        self.pages().filter(|page| self.is_unwritten(*page))
     }
 
     /// True if all pages of an intent are on disk.
@@ -250,11 +317,7 @@ impl WriteIntent {
             match self.counters[chunk] {
                 2 => self.counters[chunk] = 1,
                 1 if may_clear => {
-                    self.counters[chunk] = 0;
-                    let (byte, mask) = bit(chunk);
-                    let page = byte / PAGE_BYTES;
-                    self.image[byte] &= !mask;
-                    self.pages[page].wanted += 1;
+                    let page = self.clear_image(chunk);
                     if changed.last() != Some(&page) {
                         changed.push(page);
                     }
@@ -285,12 +348,8 @@ impl WriteIntent {
     /// been flushed, and all pages are to be written before anything else is. Chunks with writes under way keep theirs.
     pub fn clear_unneeded(&mut self) {
         for chunk in 0..self.counters.len() {
-            let counter = &mut self.counters[chunk];
-            if matches!(*counter, 1 | 2) {
-                *counter = 0;
-                let (byte, mask) = bit(chunk);
-                self.image[byte] &= !mask;
-                self.pages[byte / PAGE_BYTES].wanted += 1;
+            if matches!(self.counters[chunk], 1 | 2) {
+                self.clear_image(chunk);
             }
         }
         self.header.events_cleared = self.header.events;

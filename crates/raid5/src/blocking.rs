@@ -152,6 +152,21 @@ impl Blocking {
         Ok(())
     }
 
+    /// Begins a write of up to [`Blocking::window_bytes`], so that several devices can be written at a time. It is on stable storage when
+    /// [`Blocking::finish_write`] returns, which is to follow.
+    pub fn begin_write(&mut self, sector: u64, from: &[u8]) -> Result<(), Error> {
+        self.usable()?;
+        assert!(from.len() <= self.window_bytes(), "more than fits");
+        self.bounce.write(0, from);
+        self.start(Op::Write, RequestFlags::FUA, sector, from.len());
+        Ok(())
+    }
+
+    /// Waits for the write that [`Blocking::begin_write`] began.
+    pub fn finish_write(&mut self, idle: &mut Idle<'_>) -> Result<(), Error> {
+        self.wait(idle)
+    }
+
     fn write_with(
         &mut self,
         sector: u64,

@@ -17,12 +17,13 @@
 //! The order keeps an array that is cut off anywhere startable: repairs are flushed, then superblocks say clean, and only then are the logs
 //! emptied.
 
+mod bitmap;
 mod disks;
 mod log;
 mod superblocks;
 
+pub(super) use bitmap::{any_bitmap_header, write_bits};
 pub(super) use disks::{At, Disks};
-pub(super) use superblocks::any_bitmap_header;
 pub use superblocks::write_superblocks;
 pub(super) use superblocks::{names_missing, write_progress};
 
@@ -258,11 +259,11 @@ fn load_bitmap(
         None => assembly.in_sync_sectors(),
         Some(_) => 0,
     };
-    let any = superblocks::any_bitmap_header(assembly, disks, idle).map_err(|(_, e)| e)?;
+    let any = bitmap::any_bitmap_header(assembly, disks, idle).map_err(|(_, e)| e)?;
     let mut areas = Vec::new();
     let mut found: Option<Vec<u8>> = None;
     for at in At::all(assembly) {
-        let header = superblocks::bitmap_header(assembly, at, disks, idle)?;
+        let header = bitmap::bitmap_header(assembly, at, disks, idle)?;
         let (Some(header), Some(member)) = (header, at.of(assembly)) else {
             areas.push(Vec::new());
             continue;

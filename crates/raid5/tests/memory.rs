@@ -118,7 +118,12 @@ fn held() -> (usize, u64, usize) {
 fn members_that_are_replaced_leave_nothing_behind() {
     let _one = ONE.lock();
     // Of the first more than there are numbers for devices.
-    for (kind, cycles) in [(Kind::PPL[0], 280), (Kind::PPL[1], 280), (Kind::BITMAP, 40)] {
+    for (kind, cycles) in [
+        (Kind::PPL[0], 280),
+        (Kind::PPL[1], 280),
+        (Kind::BITMAP[0], 40),
+        (Kind::BITMAP[1], 40),
+    ] {
         let mut world = TestArray::new(kind);
         world.member = pvblk_volume::open("null").unwrap();
         (0..20).for_each(|n| world.cycle(n));

@@ -1,9 +1,10 @@
 //! Devices that were members: what is left at them, and how they come back. docs/decisions/0033-members-that-stall.md has the rules.
 
 use super::background::BackgroundWork;
+use super::control::Parts;
 use super::{ArrayShared, MemberDevice};
 use crate::core::{Core, Kicked, Token};
-use crate::{Member, Role, SUPER_BYTES, SUPER_SECTOR, Superblock};
+use crate::{Member, Policy, Role, SUPER_BYTES, SUPER_SECTOR, Superblock};
 use pvblk_block::planted::{Plant, has};
 use pvblk_block::stacked::LowerQueue;
 use pvblk_block::{
@@ -203,7 +204,7 @@ impl BackgroundWork {
             self.tick_at = now + limit / crate::core::TICKS;
             self.queue.step(|core, owner| core.tick(owner));
         }
-        if shared.away.lock().is_empty() && shared.returning.lock().is_none() {
+        if shared.away.lock().is_empty() && shared.control.returning.lock().is_none() {
             return;
         }
         let (failed, incoming) = {
@@ -216,13 +217,13 @@ impl BackgroundWork {
         }
         if failed.is_none() {
             // Another device has the place.
-            *shared.returning.lock() = None;
+            *shared.control.returning.lock() = None;
             return;
         }
         if frozen {
             return;
         }
-        let returning = shared.returning.lock().take();
+        let returning = shared.control.returning.lock().take();
         if let Some(member) = returning {
             self.take_back(member);
             return;
@@ -292,8 +293,9 @@ impl BackgroundWork {
         let (place, device) = (one.place, one.held.clone());
         drop(away);
         let Some(device) = device else { return Ok(()) };
-        let why = self.shared.core.lock().why_whole(place, &found);
-        self.shared.raise_back(place, name);
+        let parts: &dyn Parts = &*self.shared;
+        let why = parts.why_whole(place, &found);
+        parts.raise_back(place, name);
         match why {
             None => self.take_back(Member {
                 device,
@@ -350,7 +352,7 @@ impl BackgroundWork {
                 // Another time, unless the place is another's by then.
                 let empty = shared.core.lock().wants_spare() == Some(place);
                 if empty {
-                    *shared.returning.lock() = Some(member);
+                    *shared.control.returning.lock() = Some(member);
                 }
             }
         }
@@ -388,10 +390,41 @@ impl Looking {
     }
 }
 
-impl ArrayShared {
+impl dyn Parts + '_ {
+    /// The reason why a device that was the member of a place can't be brought up to date by the bitmap; `None` if it can. `superblock`: as it is on
+    /// the device.
+    pub(super) fn why_whole(&self, place: usize, superblock: &Superblock) -> Option<String> {
+        let Some(bitmap) = self.bitmap_header() else {
+            return Some("the array has no write-intent bitmap".into());
+        };
+        if !matches!(superblock.policy(), Policy::Bitmap { .. }) {
+            return Some("the device has no write-intent bitmap".into());
+        }
+        if superblock.role() != Role::Active(place as u16)
+            || (superblock.recovered_sectors() < superblock.size_sectors
+                && !superblock.is_recovered_by_bitmap())
+        {
+            return Some(format!("it was not the whole member of place {place}"));
+        }
+        if superblock.events < bitmap.events_cleared {
+            return Some(format!(
+                "it is too old: its events are {}, and bits of the bitmap were cleared at {}",
+                superblock.events, bitmap.events_cleared
+            ));
+        }
+        None
+    }
+
+    /// A device that was the member of a place is to become it again, by the bitmap.
+    pub(super) fn bring_back(&self, place: usize, member: Member) {
+        let name = member.name.clone();
+        *self.control().returning.lock() = Some(member);
+        self.raise_back(place, &name);
+    }
+
     /// The member at a place is there again.
     pub(super) fn raise_back(&self, place: usize, name: &str) {
-        self.control.events.raise(DeviceEvent::Member {
+        self.control().events.raise(DeviceEvent::Member {
             place: place as u32,
             name: Arc::from(name),
             change: MemberChange::Back,

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Interval at which the bitmap is swept: md's `daemon_sleep`.
-const SWEEP: Duration = Duration::from_secs(5);
+pub(super) const SWEEP: Duration = Duration::from_secs(5);
 /// Interval at which counts of read errors are halved.
 pub(super) const FORGIVE: Duration = Duration::from_hours(1);
 /// Longest sleep of the thread.

@@ -27,6 +27,8 @@ pub struct Control {
     /// The time that a member has for an I/O; `None`: it is waited for.
     pub(super) limit: Option<Duration>,
     pub(super) re_add: bool,
+    /// The device that comes back next, by the bitmap.
+    pub(super) returning: Mutex<Option<Member>>,
     pub(super) core: CoreKind,
     pub(super) origin: Mutex<Origin>,
     pub(super) orders: Orders,
@@ -57,6 +59,7 @@ impl Control {
             adding: Mutex::default(),
             limit: options.member_timeout,
             re_add: options.re_add,
+            returning: Mutex::default(),
             core,
             origin: Mutex::new(Origin {
                 devices,
@@ -137,13 +140,6 @@ pub trait Parts: Send + Sync {
 
     /// A device that is to come back by itself, by its place or name.
     fn held_device(&self, text: &str) -> Option<(String, Arc<dyn BlockDevice>)>;
-
-    /// The reason why a device that was the member of a place can't be brought up to date by the bitmap; `None` if it can. `superblock`: as it is on
-    /// the device.
-    fn why_whole(&self, place: usize, superblock: &Superblock) -> Option<String>;
-
-    /// A device that was the member of a place is to become it again, by the bitmap.
-    fn bring_back(&self, place: usize, member: Member);
 
     /// The number of stripes is in its bounds.
     fn set_stripes(&self, stripes: usize) -> Result<(), Error>;

@@ -25,7 +25,7 @@ use crate::blocking::sleepy;
 use crate::core::State;
 use crate::core::stripes::{Common, Errand, Mail};
 use crate::words::Owner;
-use crate::{Assembly, BitmapHeader, Geometry, Member, Policy, STRIPE_SECTORS, Superblock};
+use crate::{Assembly, BitmapHeader, Geometry, Member, STRIPE_SECTORS};
 use background::{Chores, seen};
 use devices::{Devices, SLOTS};
 use disk::{OnDisk, Written};
@@ -109,7 +109,7 @@ impl Parts for Shared {
                 syncs: syncs.begun,
                 mismatch_sectors: syncs.mismatch_sectors,
                 trouble: syncs.trouble,
-                recovered: recovered.map(|(place, sectors)| (place, sectors, false)),
+                recovered,
                 path: WritePath::Direct,
                 ..state
             },
@@ -148,7 +148,7 @@ impl Parts for Shared {
     }
 
     fn bitmap_header(&self) -> Option<BitmapHeader> {
-        None
+        self.written.lock().bitmap.clone()
     }
 
     fn refuse_if_busy(&self, _: &str, _: &Arc<dyn BlockDevice>) -> Result<(), Error> {
@@ -162,14 +162,6 @@ impl Parts for Shared {
 
     fn held_device(&self, _: &str) -> Option<(String, Arc<dyn BlockDevice>)> {
         None
-    }
-
-    fn why_whole(&self, _: usize, _: &Superblock) -> Option<String> {
-        Some("the array has no write-intent bitmap".into())
-    }
-
-    fn bring_back(&self, _: usize, _: Member) {
-        debug_assert!(false, "there is no bitmap");
     }
 
     fn set_stripes(&self, stripes: usize) -> Result<(), Error> {
@@ -206,10 +198,8 @@ impl StripeArray {
         options: &ArrayOptions,
     ) -> Result<Arc<StripeArray>, Error> {
         check_stripes(options.stripes)?;
-        let has_bitmap = matches!(assembly.policy(), Policy::Bitmap { .. });
         let is_large = assembly.members.len() > MOST_MEMBERS;
         let missing = [
-            (has_bitmap, "a write-intent bitmap"),
             (options.member_timeout.is_some(), "a time limit of members"),
             (options.path != WritePath::Direct, "a stripe queue"),
             (is_large, "more than 62 members"),
@@ -240,6 +230,7 @@ impl StripeArray {
             members.collect(),
             incoming,
             assembly.unsynced.iter().map(stripes).collect(),
+            assembly.bitmap.as_ref(),
             options.stripes,
         )?;
         let guessed = assembly.guessed;

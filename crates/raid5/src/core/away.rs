@@ -1,8 +1,7 @@
 //! Members that don't answer in time, and members that come back. docs/decisions/0033-members-that-stall.md has the rules.
 
 use super::{Core, Purpose};
-use crate::superblock::Role;
-use crate::{Policy, STRIPE_SECTORS, Superblock};
+use crate::{STRIPE_SECTORS, Superblock};
 use pvblk_block::planted::{Plant, has};
 
 /// Ticks that make up the time a member has for an I/O.
@@ -151,30 +150,6 @@ impl Core {
                 }
             }
         }
-    }
-
-    /// Why a device that was the member of a place can't be brought up to date by the bitmap; `None` if it can. `superblock`: as it is on the device.
-    pub fn why_whole(&self, place: usize, superblock: &Superblock) -> Option<String> {
-        let Some(bitmap) = self.bitmap() else {
-            return Some("the array has no write-intent bitmap".into());
-        };
-        if !matches!(superblock.policy(), Policy::Bitmap { .. }) {
-            return Some("the device has no write-intent bitmap".into());
-        }
-        if superblock.role() != Role::Active(place as u16)
-            || (superblock.recovered_sectors() < superblock.size_sectors
-                && !superblock.is_recovered_by_bitmap())
-        {
-            return Some(format!("it was not the whole member of place {place}"));
-        }
-        let cleared = bitmap.header().events_cleared;
-        if superblock.events < cleared {
-            return Some(format!(
-                "it is too old: its events are {}, and bits of the bitmap were cleared at {cleared}",
-                superblock.events
-            ));
-        }
-        None
     }
 
     /// The end of the stripes from `stripe` on that the incoming device holds already, by the bitmap: `stripe` itself if that has to be recovered.

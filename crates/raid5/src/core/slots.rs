@@ -94,6 +94,12 @@ impl Unsynced {
         self.0.iter().any(|r| r.contains(&stripe))
     }
 
+    /// True if one of these stripes is among them.
+    pub fn meets(&self, stripes: &Range<u64>) -> bool {
+        let mut all = self.0.iter();
+        all.any(|r| r.start < stripes.end && stripes.start < r.end)
+    }
+
     /// All before this are right now.
     pub fn done_before(&mut self, stripe: u64) {
         self.0

@@ -1,9 +1,9 @@
 //! Superblocks of a whole array, and the bitmap that goes with them.
 
 use super::super::assemble::{Assembly, Member};
-use super::super::bitmap::{BitmapHeader, PAGE_BYTES, WriteIntent};
 use super::super::blocking::{Blocking, Idle};
 use super::super::superblock::{Feature, NO_OFFSET, Policy, Role, SUPER_SECTOR, Superblock};
+use super::bitmap::{renew_bitmap, write_bitmap};
 use super::{At, Disks};
 use pvblk_block::Error;
 
@@ -62,10 +62,11 @@ pub(in super::super) fn write_progress(
     let mut disks = Disks::open(assembly)?;
     let all = At::all(assembly);
     let events = assembly.events() + 1;
+    // First: a bitmap is never older than the superblocks.
+    let mut failed = renew_bitmap(assembly, &mut disks, events, idle)?;
     renew(assembly, &all, false, events, now_secs);
-    let mut failed = Vec::new();
     for at in all {
-        let Some(member) = at.of(assembly) else {
+        let Some(member) = at.of(assembly).filter(|_| !failed.contains(&at)) else {
             continue;
         };
         let disk = disks.at(at)?;
@@ -88,10 +89,10 @@ pub(super) fn differ(assembly: &Assembly) -> bool {
 }
 
 /// A device that could not be written, and why.
-struct Failure {
+pub(super) struct Failure {
     /// `None`: none is to blame.
-    at: Option<At>,
-    error: Error,
+    pub at: Option<At>,
+    pub error: Error,
 }
 
 fn write_all(
@@ -176,7 +177,7 @@ pub(super) fn settle_features(assembly: &mut Assembly, at: At) {
     }
 }
 
-fn each(
+pub(super) fn each(
     all: &[At],
     disks: &mut Disks,
     mut act: impl FnMut(At, &mut Blocking) -> Result<(), Error>,
@@ -255,84 +256,4 @@ impl Member {
     fn number(&self) -> usize {
         self.superblock.dev_number as usize
     }
-}
-
-/// The header of a device's bitmap; `None` if there is none that belongs to the array.
-pub(super) fn bitmap_header(
-    assembly: &Assembly,
-    at: At,
-    disks: &mut Disks,
-    idle: &mut Idle<'_>,
-) -> Result<Option<BitmapHeader>, Error> {
-    let Some(member) = at.of(assembly) else {
-        return Ok(None);
-    };
-    let Policy::Bitmap { sector } = member.superblock.policy() else {
-        return Ok(None);
-    };
-    let mut page = vec![0; PAGE_BYTES];
-    disks.at(at)?.read(sector, &mut page, idle)?;
-    let room = member.superblock.bitmap_room_sectors();
-    let header = BitmapHeader::parse(&page).ok().filter(|h| {
-        let uuid = &member.superblock.set_uuid;
-        h.check(uuid, &assembly.geometry, room).is_ok()
-    });
-    Ok(header)
-}
-
-/// The first header that [`bitmap_header`] finds.
-pub(in super::super) fn any_bitmap_header(
-    assembly: &Assembly,
-    disks: &mut Disks,
-    idle: &mut Idle<'_>,
-) -> Result<BitmapHeader, (Option<At>, Error)> {
-    for at in At::all(assembly) {
-        let header = bitmap_header(assembly, at, disks, idle).map_err(|error| {
-            let to_blame = disks.at(at).is_ok_and(|d| !d.is_ended());
-            (to_blame.then_some(at), error)
-        })?;
-        if let Some(header) = header {
-            return Ok(header);
-        }
-    }
-    let text = "no member has the bitmap that the superblocks promise: have mdadm remove it (--grow --bitmap=none)";
-    Err((None, Error::config(text)))
-}
-
-fn write_bitmap(
-    assembly: &mut Assembly,
-    disks: &mut Disks,
-    clean: bool,
-    events: u64,
-    idle: &mut Idle<'_>,
-) -> Result<(), Failure> {
-    let whole = clean && assembly.failed().is_none();
-    let mut kept = assembly.bitmap.take();
-    let mut untracked = match kept {
-        Some(_) => None,
-        None => {
-            let header = any_bitmap_header(assembly, disks, idle);
-            let header = header.map_err(|(at, error)| Failure { at, error })?;
-            let all = !whole || !assembly.unsynced.is_empty();
-            Some(WriteIntent::new(header, all))
-        }
-    };
-    let Some(bitmap) = kept.as_mut().or(untracked.as_mut()) else {
-        return Ok(());
-    };
-    bitmap.renew(events);
-    if whole {
-        bitmap.clear_unneeded();
-    }
-    let written = each(&At::all(assembly), disks, |at, disk| {
-        match at.of(assembly).map(|m| m.superblock.policy()) {
-            Some(Policy::Bitmap { sector }) => disk.write(sector, bitmap.area(), idle),
-            _ => Ok(()),
-        }
-    });
-    if written.is_ok() {
-        bitmap.all_written();
-    }
-    assembly.bitmap = kept;
-    written
 }

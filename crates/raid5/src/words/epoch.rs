@@ -22,6 +22,12 @@ pub struct Epoch<P: Primitives = Native> {
     word: P::Word,
 }
 
+/// The proof that a barrier has passed: words that were claimed before it are seen by a scan that follows, and the owners of others see what was
+/// written before it.
+pub trait Passed {}
+
+impl Passed for Stop {}
+
 /// The right to change members. There is one at a time, and [`Epoch::go_on`] ends it.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "words are stopped until `go_on`"]
@@ -82,7 +88,7 @@ impl<P: Primitives> Epoch<P> {
 
     /// A look after an exchange of a word: it sees the stop, or the stop sees the exchange.
     pub(super) fn look_after_exchange(&self) -> Seen {
-        // Pairs with the barrier in `stop`.
+        // Pairs with the barriers in `stop`, and in a sweep's mark (`Chunks`).
         P::full_barrier();
         self.look()
     }

@@ -14,10 +14,12 @@
 //! | `log` | logs, the batches that wait for them, and the parts of a unit |
 //! | `unit` | a unit's bytes, and the memory of partial parity |
 //! | `epoch` | the stop of all words, and who stopped them |
+//! | `chunks` | the write-intent bitmap's chunks |
 //!
 //! crates/raid5/tests/loom.rs has models of them for loom.
 
 mod arrivals;
+mod chunks;
 mod epoch;
 mod log;
 mod packed;
@@ -38,7 +40,8 @@ mod stock_tests;
 mod tests;
 
 pub use arrivals::{Arrivals, Arrived, Place};
-pub use epoch::{Epoch, Seen, Stop};
+pub use chunks::{Chunks, Marked};
+pub use epoch::{Epoch, Passed, Seen, Stop};
 pub use log::{Answer, Flushing, LogErrands, LogRecord, LogStep, LogToken, Logs, Part, Writing};
 pub use packed::{Owner, Packed, Phase};
 pub use pages::{PageMemory, StripePages};

@@ -1,7 +1,7 @@
 //! [`Table`]: the words, and each access to them.
 
 use super::arrivals::{Arrivals, Arrived, Place};
-use super::epoch::{Epoch, Seen, Stop};
+use super::epoch::{Epoch, Passed, Seen};
 use super::packed::{Owner, Packed, Phase};
 use super::token::{Claimed, Closed, Leaves, Open, Parked, Takes, Token, Waiting};
 use pvblk_block::stacked::{Lock, Native, Primitives, Word};
@@ -312,8 +312,8 @@ impl<R: Record, T: Send, P: Primitives> Table<R, T, P> {
         words.filter(|word| word.owner().is_some()).count()
     }
 
-    /// Words with I/O in flight, for the queue that has stopped them.
-    pub fn in_flight(&self, _: &Stop) -> InFlight {
+    /// Words with I/O in flight, after a barrier.
+    pub fn in_flight(&self, _: &impl Passed) -> InFlight {
         let words = (0..self.count()).map(|at| (at, self.acquire(at)));
         let words = words.filter(|(_, word)| word.is_in_flight());
         InFlight {

@@ -1,5 +1,6 @@
 //! Queues that own words, and a kick, each as the core is to have it, and the primitives and faults of negative controls.
 
+pub mod chunks;
 pub mod logs;
 pub mod pages;
 

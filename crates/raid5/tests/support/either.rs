@@ -30,13 +30,17 @@ impl Kind {
         kind(CoreKind::Lock, Consistency::Resync),
         kind(CoreKind::Words, Consistency::Resync),
     ];
-    pub const BITMAP: Kind = kind(CoreKind::Lock, Consistency::Bitmap);
-    pub const ALL: [Kind; 5] = [
+    pub const BITMAP: [Kind; 2] = [
+        kind(CoreKind::Lock, Consistency::Bitmap),
+        kind(CoreKind::Words, Consistency::Bitmap),
+    ];
+    pub const ALL: [Kind; 6] = [
         Kind::PPL[0],
         Kind::PPL[1],
         Kind::RESYNC[0],
         Kind::RESYNC[1],
-        Kind::BITMAP,
+        Kind::BITMAP[0],
+        Kind::BITMAP[1],
     ];
 }
 

@@ -1,6 +1,7 @@
 //! [`StripeBackground`]: work that blocks on members, and that of queues which were closed with work.
 
 use super::super::background::FORGIVE;
+use super::disk::OnDisk;
 use super::queue::QueueState;
 use super::sync::SyncQueue;
 use super::{Shared, StripeArray};
@@ -13,6 +14,7 @@ use crate::core::stripes::{Errand, Mail};
 use crate::words::Owner;
 
 use parking_lot::Mutex;
+use pvblk_block::Error;
 use pvblk_block::stacked::{Background, Due, WaitEntry};
 use pvblk_sys::Poller;
 use std::io;
@@ -22,7 +24,7 @@ use std::time::{Duration, Instant};
 /// Interval at which queues that were closed with work are looked at.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Superblocks are tried so often, in this interval: the process may be short of descriptors or memory for a moment. Then the array stops.
+/// Metadata is tried so often, in this interval: the process may be short of descriptors or memory for a moment. Then the array stops.
 const TRIES: usize = 3;
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -36,6 +38,8 @@ struct Chore {
 pub(super) struct Chores {
     wait: Arc<WaitEntry>,
     superblocks: Mutex<Vec<Chore>>,
+    /// Stripes whose bits are to be set, each with the queue that waits for it.
+    bits: Mutex<Vec<(Owner, u64)>>,
     /// Queues that were closed with work; `None`: nobody finishes them any more.
     queues: Mutex<Option<Vec<QueueState>>>,
 }
@@ -46,6 +50,7 @@ impl Chores {
         Chores {
             wait: Arc::clone(wait),
             superblocks: Mutex::default(),
+            bits: Mutex::default(),
             queues: Mutex::new(Some(Vec::new())),
         }
     }
@@ -53,6 +58,16 @@ impl Chores {
     /// Superblocks are to be written; the queue gets the answer.
     pub fn write_superblocks(&self, by: Owner, errand: Errand) {
         self.superblocks.lock().push(Chore { by, errand });
+        self.wait.wake();
+    }
+
+    /// Bits of stripes are to be set; the queue gets an answer for each. Empties the list.
+    pub fn set_bits(&self, by: Owner, stripes: &mut Vec<u64>) {
+        if stripes.is_empty() {
+            return;
+        }
+        let stripes = stripes.drain(..).map(|stripe| (by, stripe));
+        self.bits.lock().extend(stripes);
         self.wait.wake();
     }
 
@@ -67,8 +82,9 @@ impl Chores {
         self.wait.wake();
     }
 
-    fn has_superblocks(&self) -> bool {
-        !self.superblocks.lock().is_empty()
+    /// True if superblocks or bits are to be written.
+    fn has_writes(&self) -> bool {
+        !self.superblocks.lock().is_empty() || !self.bits.lock().is_empty()
     }
 
     fn take_queues(&self) -> Vec<QueueState> {
@@ -133,6 +149,7 @@ impl StripeBackground {
 
     /// Does what is due; `now` counts from any moment.
     pub fn work(&mut self, now: Duration) {
+        self.set_bits();
         let wanted = std::mem::take(&mut *self.shared.chores.superblocks.lock());
         for Chore { by, errand } in wanted {
             let failed = self.write_superblocks(errand);
@@ -173,8 +190,9 @@ impl StripeBackground {
     pub fn is_busy(&self) -> bool {
         let (common, control) = (&self.shared.common, &self.shared.control);
         let takes_spare = common.missing().is_some() && common.takes_device();
-        let waits = common.wanted().is_some() || takes_spare && control.has_spare();
-        let is_left = self.shared.chores.has_superblocks() || self.shared.chores.has_queues();
+        let has_device = control.has_spare() || control.returning.lock().is_some();
+        let waits = common.wanted().is_some() || takes_spare && has_device;
+        let is_left = self.shared.chores.has_writes() || self.shared.chores.has_queues();
         let orders = control.orders.pending();
         self.sync.is_busy() || is_left || orders.has_any() || waits && !orders.frozen
     }
@@ -191,21 +209,53 @@ impl StripeBackground {
 
     /// Writes superblocks; returns the slots (a mask) that failed that.
     fn write_superblocks(&self, errand: Errand) -> u64 {
-        let mut disk = self.shared.disk.lock();
+        let shared = &self.shared;
+        let mut disk = shared.disk.lock();
         disk.apply(errand);
-        disk.set_corrected(|slot| self.shared.common.corrected(slot));
+        disk.set_corrected(|slot| shared.common.corrected(slot));
         let before = disk.live();
+        let written = shared.try_writing(&mut disk, |disk| disk.write(errand, before));
+        written.unwrap_or(before)
+    }
+
+    /// Sets the bits that queues wait for, all at once.
+    fn set_bits(&self) {
+        let shared = &self.shared;
+        let wanted = std::mem::take(&mut *shared.chores.bits.lock());
+        if wanted.is_empty() {
+            return;
+        }
+        let stripes: Vec<u64> = wanted.iter().map(|(_, stripe)| *stripe).collect();
+        let mut disk = shared.disk.lock();
+        let failed = shared.try_writing(&mut disk, |disk| disk.set_bits(&stripes));
+        if failed.is_some() {
+            shared.common.bits_are_set(stripes);
+        }
+        let failed = failed.unwrap_or(disk.live());
+        drop(disk);
+        let answer = |(by, stripe)| (by, Mail::Intended { stripe, failed });
+        shared.post(&mut wanted.into_iter().map(answer).collect());
+    }
+}
+
+impl Shared {
+    /// Writes metadata, and tries that again. `None`: it isn't possible.
+    pub(super) fn try_writing<T>(
+        &self,
+        disk: &mut OnDisk,
+        mut write: impl FnMut(&mut OnDisk) -> Result<T, Error>,
+    ) -> Option<T> {
         for _ in 0..TRIES {
-            match disk.write(errand, before) {
-                Ok(failed) => {
-                    *self.shared.written.lock() = disk.written();
-                    return failed;
+            match write(disk) {
+                Ok(done) => {
+                    *self.written.lock() = disk.written();
+                    return Some(done);
                 }
-                Err(error) => tracing::error!("{}: superblocks: {error}", self.shared.control.name),
+                Err(error) => tracing::error!("{}: metadata: {error}", self.control.name),
             }
             std::thread::sleep(PAUSE);
         }
-        before
+        None
     }
 }
 
@@ -222,16 +272,17 @@ pub(super) fn seen(shared: &Shared) -> Seen {
 
 impl Background for StripeBackground {
     fn step(&mut self) -> Due {
-        self.work(self.begin.elapsed());
+        let now = self.begin.elapsed();
+        self.work(now);
         let look = self.shared.chores.has_queues().then_some(LOOK);
         let forgive = self.forgive_at.saturating_sub(self.begin.elapsed());
-        let naps = look.into_iter().chain(self.sync.nap());
+        let naps = look.into_iter().chain(self.sync.nap(&self.shared, now));
         let nap = naps.chain([forgive]).min();
         nap.map_or(Due::Never, |nap| Due::At(Instant::now() + nap))
     }
 
     fn arm(&mut self, poller: &Poller) -> io::Result<Due> {
-        if self.shared.chores.has_superblocks() {
+        if self.shared.chores.has_writes() {
             return Ok(Due::Now);
         }
         self.sync.arm(poller)

@@ -3,8 +3,12 @@
 use crate::blocking::sleepy;
 use crate::core::stripes::{Change, Errand};
 use crate::identity::now_secs;
-use crate::repair::{At, names_missing, write_progress};
-use crate::{Assembly, Incoming, Member, STRIPE_SECTORS, Superblock, write_superblocks};
+use crate::repair::{At, names_missing, write_bits, write_progress};
+use crate::words::Chunks;
+use crate::{
+    Assembly, BitmapHeader, Feature, Incoming, Member, STRIPE_SECTORS, Superblock,
+    write_superblocks,
+};
 use pvblk_block::Error;
 use std::ops::Range;
 
@@ -15,6 +19,8 @@ pub(super) struct Written {
     pub dirty: bool,
     /// They may call a device a member that isn't one any more.
     pub lag: bool,
+    /// The header of the write-intent bitmap, if there is one.
+    pub bitmap: Option<BitmapHeader>,
 }
 
 /// See the module's documentation.
@@ -40,8 +46,13 @@ impl OnDisk {
         }
     }
 
-    /// A device arrives at a slot: an errand will say so.
-    pub fn arrive(&mut self, slot: usize, member: Member) {
+    /// A device arrives at a slot: an errand will say so. `by_bitmap`: it was the member, and holds all but what the bitmap marks.
+    pub fn arrive(&mut self, slot: usize, mut member: Member, by_bitmap: bool) {
+        let feature = Feature::RECOVERY_BITMAP.0;
+        member.superblock.feature_map &= !feature;
+        if by_bitmap {
+            member.superblock.feature_map |= feature;
+        }
         self.arriving = Some((slot, member));
     }
 
@@ -101,9 +112,57 @@ impl OnDisk {
             }
             Errand::Recovered { .. } | Errand::Resynced(_) => {
                 let failed = write_progress(&mut self.assembly, now_secs(), &mut sleepy())?;
-                let failed = failed.into_iter().map(|at| self.slot(at));
-                Ok(failed.fold(0, |mask, slot| mask | 1 << slot))
+                Ok(self.mask(&failed))
             }
+        }
+    }
+
+    /// The slots of these devices, as a mask.
+    fn mask(&self, devices: &[At]) -> u64 {
+        let slots = devices.iter().map(|at| self.slot(*at));
+        slots.fold(0, |mask, slot| mask | 1 << slot)
+    }
+
+    /// Sets the bits of these stripes on all devices; returns the slots (a mask) that failed that.
+    pub fn set_bits(&mut self, stripes: &[u64]) -> Result<u64, Error> {
+        let geometry = &self.assembly.geometry;
+        if let Some(bitmap) = &mut self.assembly.bitmap {
+            for stripe in stripes {
+                bitmap.set(geometry.stripe_member_sector(*stripe), STRIPE_SECTORS);
+            }
+        }
+        self.write_bits()
+    }
+
+    /// Takes the bits of chunks away that nobody counts on, and whose stripes are on stable storage. Returns the slots (a mask) that failed that.
+    pub fn clear_bits(&mut self, chunks: &Chunks) -> Result<u64, Error> {
+        let events = self.assembly.events();
+        let Some(bitmap) = &mut self.assembly.bitmap else {
+            return Ok(0);
+        };
+        let is_clear = |chunk: usize| chunks.is_clear(chunk);
+        if !bitmap.begin_clearing(events, is_clear) {
+            return Ok(0);
+        }
+        let failed = self.write_bits()?;
+        if failed != 0 {
+            return Ok(failed);
+        }
+        if let Some(bitmap) = &mut self.assembly.bitmap {
+            bitmap.clear(is_clear);
+        }
+        self.write_bits()
+    }
+
+    fn write_bits(&mut self) -> Result<u64, Error> {
+        let failed = write_bits(&mut self.assembly, &mut sleepy())?;
+        Ok(self.mask(&failed))
+    }
+
+    /// Parity of these sectors is right.
+    fn forget_marks(&mut self, sectors: Range<u64>) {
+        if let Some(bitmap) = &mut self.assembly.bitmap {
+            bitmap.resynced(sectors);
         }
     }
 
@@ -113,6 +172,7 @@ impl OnDisk {
             superblock: self.assembly.newest().clone(),
             dirty: self.assembly.dirty,
             lag: names_missing(&self.assembly),
+            bitmap: self.assembly.bitmap.as_ref().map(|b| b.header().clone()),
         }
     }
 
@@ -144,6 +204,9 @@ impl OnDisk {
                     let mut member = incoming.member;
                     member.superblock.recovery_offset_sectors = 0;
                     assembly.members[incoming.place] = Some(member);
+                    // The writes that the one before it missed are on this one.
+                    let end = assembly.geometry.member_sectors();
+                    self.forget_marks(0..end);
                 }
             }
             Errand::Recovered { slot, stripes } => {
@@ -154,11 +217,15 @@ impl OnDisk {
             }
             Errand::Resynced(stripes) => {
                 let first = stripes * STRIPE_SECTORS;
+                let begin = assembly.unsynced.first().map(|range| range.start);
                 let left = assembly.unsynced.iter();
                 let left = left.map(|range| range.start.max(first)..range.end);
                 assembly.unsynced = left
                     .filter(|range: &Range<u64>| !range.is_empty())
                     .collect();
+                if let Some(begin) = begin.filter(|begin| *begin < first) {
+                    self.forget_marks(begin..first);
+                }
             }
         }
     }

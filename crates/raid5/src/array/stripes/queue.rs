@@ -219,6 +219,7 @@ impl QueueState {
         for errand in core.errands.drain(..) {
             self.shared.chores.write_superblocks(self.me, errand);
         }
+        self.shared.chores.set_bits(self.me, &mut core.intends);
         self.shared.post(&mut core.mail);
     }
 
@@ -245,6 +246,11 @@ impl QueueState {
         let result = call(&mut self.core);
         self.run();
         result
+    }
+
+    /// True while a sweep of the bitmap goes on.
+    pub(super) fn is_sweeping(&self) -> bool {
+        self.core.is_sweeping()
     }
 
     /// The action of this queue that is under way.

@@ -1,5 +1,6 @@
 //! [`SyncQueue`]: the queue that rebuilds a member or makes parity right, at the speed of [`Pace`], and that takes devices in and throws them out.
 
+use super::super::background::SWEEP;
 use super::Shared;
 use super::queue::QueueState;
 use crate::array::manage::PendingOrders;
@@ -7,7 +8,7 @@ use crate::array::pace::{Pace, Speeds};
 use crate::array::{MemberDevice, control::Parts};
 use crate::core::stripes::{Device, Early, QueueCore, SyncEnd};
 use crate::core::{Action, SyncNow};
-use crate::{Blocking, Member, STRIPE_SECTORS};
+use crate::{Blocking, Member, Role, STRIPE_SECTORS};
 use pvblk_block::stacked::Due;
 use pvblk_block::{Error, QueueContext};
 use pvblk_sys::Poller;
@@ -30,8 +31,8 @@ pub(super) struct Syncs {
     pub mismatch_sectors: u64,
     /// The reason why the last one didn't come to its end.
     pub trouble: Option<String>,
-    /// The last rebuild that came to its end: its place, and sectors.
-    pub recovered: Option<(usize, u64)>,
+    /// The last rebuild that came to its end: its place, sectors, and whether only those that the bitmap marks.
+    pub recovered: Option<(usize, u64, bool)>,
 }
 
 impl Syncs {
@@ -56,7 +57,7 @@ impl Syncs {
             self.mismatch_sectors = end.mismatch_sectors;
         }
         let rebuilt = place.filter(|_| end.action == Action::Recover && end.early.is_none());
-        let rebuilt = rebuilt.map(|place| (place, end.done_sectors));
+        let rebuilt = rebuilt.map(|place| (place, end.done_sectors, end.by_bitmap));
         self.recovered = rebuilt.or(self.recovered);
         self.trouble = trouble(&end);
     }
@@ -99,6 +100,8 @@ pub(super) struct SyncQueue {
     retry_at: Option<Duration>,
     /// The time at which it is tried again to begin an action.
     begin_at: Option<Duration>,
+    /// The time of the last sweep of the bitmap.
+    swept_at: Duration,
 }
 
 impl SyncQueue {
@@ -115,6 +118,7 @@ impl SyncQueue {
         }
         self.end_arrival(shared);
         self.end_action(shared);
+        self.sweep(shared, now);
         let is_under_way = |queue: &QueueState| queue.sync_now().is_some();
         if !self.queue.as_deref().is_some_and(is_under_way) {
             self.begin(shared, orders, now);
@@ -141,6 +145,36 @@ impl SyncQueue {
         self.end_action(shared);
         if let Some(queue) = self.queue.take_if(|queue| queue.is_idle()) {
             queue.close();
+        }
+    }
+
+    /// Takes bits of the bitmap away that aren't needed any more, every few seconds.
+    fn sweep(&mut self, shared: &Arc<Shared>, now: Duration) {
+        let Some(chunks) = shared.common.chunks() else {
+            return;
+        };
+        if now >= self.swept_at + SWEEP && chunks.any() {
+            self.swept_at = now;
+            let opened = self.queue(shared).and_then(|queue| {
+                queue.follow_members()?;
+                queue.step(QueueCore::start_sweep);
+                Ok(())
+            });
+            if let Err(error) = opened {
+                tracing::debug!("{}: {error}", shared.control.name);
+            }
+        }
+        let Some(queue) = &mut self.queue else { return };
+        let was_sweeping = queue.is_sweeping();
+        queue.step(QueueCore::go_on_sweeping);
+        if !was_sweeping || queue.is_sweeping() {
+            return;
+        }
+        let mut disk = shared.disk.lock();
+        let failed = shared.try_writing(&mut disk, |disk| disk.clear_bits(chunks));
+        drop(disk);
+        if let Some(failed) = failed.filter(|failed| *failed != 0) {
+            queue.step(|core| core.devices_failed(failed));
         }
     }
 
@@ -197,9 +231,16 @@ impl SyncQueue {
             let name = &shared.control.name;
             tracing::warn!("{name}: member {place} can't be replaced now");
         }
+        if missing.is_none() {
+            // Another device has its place.
+            *shared.control.returning.lock() = None;
+        }
         let missing = missing.filter(|_| is_free);
         match missing.or(self.replaces).filter(|_| !orders.frozen) {
-            Some(place) => self.take_spare(shared, place),
+            Some(place) => match self.take_returning(shared, place) {
+                Some(member) => self.take_member(shared, place, member, true),
+                None => self.take_spare(shared, place),
+            },
             None => Ok(()),
         }
     }
@@ -220,11 +261,32 @@ impl SyncQueue {
             }
             return Ok(());
         };
+        self.take_member(shared, place, member, false)
+    }
+
+    /// The device that is to come back to a place that has no member, if there is one.
+    fn take_returning(&mut self, shared: &Shared, place: usize) -> Option<Member> {
+        let returning = shared.control.returning.lock().take();
+        let is_missing = shared.common.missing() == Some(place);
+        returning.filter(|m| is_missing && m.superblock.role() == Role::Active(place as u16))
+    }
+
+    /// A device is to become the member of a place. `by_bitmap`: it was that, and holds all but what the bitmap marks; else it is a spare.
+    fn take_member(
+        &mut self,
+        shared: &Arc<Shared>,
+        place: usize,
+        member: Member,
+        by_bitmap: bool,
+    ) -> Result<(), Error> {
         // Before anything is noted. Superblocks of the whole array are written with its own, so that has to be possible.
-        self.queue(shared)?.follow_members()?;
-        drop(Blocking::open(&member.device)?);
+        let opened = self.queue(shared).and_then(QueueState::follow_members);
+        let opened = opened.and_then(|()| Blocking::open(&member.device).map(drop));
+        if let Err(error) = opened {
+            return Err(self.put_off(shared, member, by_bitmap, error));
+        }
         let spares = shared.control.spares.lock();
-        if !spares.iter().any(|spare| spare.name == member.name) {
+        if !by_bitmap && !spares.iter().any(|spare| spare.name == member.name) {
             // It was taken away meanwhile.
             return Ok(());
         }
@@ -236,14 +298,26 @@ impl SyncQueue {
             name: name.clone(),
         };
         let slot = shared.devices.arrive(at_slot, &known);
-        let slot = slot.ok_or_else(|| Error::config("queues still have members that were lost"))?;
+        let Some(slot) = slot else {
+            let error = Error::config("queues still have members that were lost");
+            drop(spares);
+            return Err(self.put_off(shared, member, by_bitmap, error));
+        };
         *shared.control.arriving.lock() = Some(name);
         drop(spares);
-        shared.disk.lock().arrive(slot, member);
+        shared.disk.lock().arrive(slot, member, by_bitmap);
         self.replaces = None;
         let queue = self.queue(shared)?;
-        queue.step(|core| core.take_in(slot, place, known));
+        queue.step(|core| core.take_in(slot, place, known, by_bitmap));
         Ok(())
+    }
+
+    /// A device can't be taken in now; it is tried again.
+    fn put_off(&self, shared: &Shared, member: Member, by_bitmap: bool, error: Error) -> Error {
+        if by_bitmap {
+            shared.control.returning.lock().get_or_insert(member);
+        }
+        error
     }
 
     /// Goes on when the device that arrives is one of the array's, or never will be.
@@ -307,9 +381,12 @@ impl SyncQueue {
     }
 
     /// The longest sleep; `None`: for ever.
-    pub fn nap(&self) -> Option<Duration> {
+    pub fn nap(&self, shared: &Shared, now: Duration) -> Option<Duration> {
         let retries = self.retry_at.or(self.begin_at).map(|_| RETRY);
-        self.queue.as_ref().map(|_| SLICE).or(retries)
+        let chunks = shared.common.chunks().filter(|chunks| chunks.any());
+        let sweep = chunks.map(|_| (self.swept_at + SWEEP).saturating_sub(now));
+        let slice = self.queue.as_ref().map(|_| SLICE);
+        slice.or(retries.into_iter().chain(sweep).min())
     }
 
     pub fn arm(&mut self, poller: &Poller) -> io::Result<Due> {
@@ -329,10 +406,11 @@ impl SyncQueue {
         }
     }
 
-    /// Stops the action; its queue has to be finished.
+    /// Stops action and sweep; the queue has to be finished.
     pub fn stop(&mut self) -> Option<QueueState> {
         let mut queue = self.queue.take()?;
         queue.step(QueueCore::stop_sync);
+        queue.step(QueueCore::stop_sweep);
         Some(*queue)
     }
 }

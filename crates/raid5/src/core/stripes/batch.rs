@@ -79,10 +79,12 @@ impl QueueCore {
         let record = token.record_mut();
         record.turn_to_first();
         let kind = record.kind();
-        if !self.now.dirty && !matches!(kind, Kind::Read | Kind::Sync(Action::Check)) {
-            self.park(token);
-            return self.stop_words();
-        }
+        let token = match kind.writes() {
+            true => self.may_write(token),
+            false => Some(token),
+        };
+        let Some(mut token) = token else { return };
+        let record = token.record_mut();
         if let Kind::Sync(action) = kind {
             self.sync_opened(record.known.stripe, action);
             if action != Action::Recover {
@@ -153,7 +155,7 @@ impl QueueCore {
     }
 
     /// Gives up the batch: it is planned anew when the stop is over.
-    fn park(&mut self, mut token: Token<Open, Stripe>) {
+    pub(super) fn park(&mut self, mut token: Token<Open, Stripe>) {
         token.record_mut().forget();
         let (token, tell) = self.common.words.park(token, &self.common.epoch);
         self.tell(tell);
@@ -284,12 +286,8 @@ impl QueueCore {
             return self.lose_blocks(token, plan, parts);
         }
         record.known.bad = bit(role);
-        match self.now.dirty {
-            true => self.read_blocks(token, false),
-            false => {
-                self.park(token);
-                self.stop_words();
-            }
+        if let Some(token) = self.may_write(token) {
+            self.read_blocks(token, false);
         }
     }
 

@@ -9,9 +9,10 @@ use crate::core::plan::{Record, View, bit};
 use crate::core::slots::{MOST_READ_ERRORS, Unsynced};
 use crate::core::sync::Action;
 use crate::words::{
-    Epoch, Errands, LogFormat, Logs, Owner, PageMemory, Places, Room, Stock, StripePages, Table,
+    Chunks, Epoch, Errands, LogFormat, Logs, Owner, PageMemory, Places, Room, Stock, StripePages,
+    Table,
 };
-use crate::{Geometry, Policy, STRIPE_SECTORS, Superblock, ppl_signature};
+use crate::{Geometry, Policy, STRIPE_SECTORS, Superblock, WriteIntent, ppl_signature};
 use parking_lot::Mutex;
 use pvblk_block::{Error, Limits};
 use std::ops::Range;
@@ -29,6 +30,8 @@ pub(super) struct Setup {
     pub(super) unsynced: Unsynced,
     /// Superblocks say that parity may be wrong.
     pub(super) dirty: bool,
+    /// Those of the write-intent bitmap.
+    pub(super) chunks: Option<Chunks>,
     /// Blocks of a device that may be calculated before it is kicked.
     pub(super) most_read_errors: u32,
     /// Number of words. Stripes share them if there are more.
@@ -54,6 +57,7 @@ impl Setup {
         geometry: Geometry,
         members: Vec<Option<(&Superblock, Limits)>>,
         incoming: Option<(usize, u64, (&Superblock, Limits))>,
+        bitmap: Option<&WriteIntent>,
         stripes: usize,
     ) -> Setup {
         let arriving = incoming.as_ref().map(|(_, _, member)| member);
@@ -74,10 +78,14 @@ impl Setup {
             policy: any.map_or(Policy::Resync, Superblock::policy),
             members: Members::new(
                 roles.collect(),
-                incoming.map(|(role, held, _)| Incoming::new(members.len(), role, held, false)),
+                incoming.map(|(role, held, (superblock, _))| {
+                    let by_bitmap = superblock.is_recovered_by_bitmap() && bitmap.is_some();
+                    Incoming::new(members.len(), role, held, by_bitmap)
+                }),
             ),
             unsynced: Unsynced::default(),
             dirty: false,
+            chunks: bitmap.map(|bitmap| Chunks::new(bitmap.chunk_shift(), bitmap.marks())),
             most_read_errors: MOST_READ_ERRORS,
             words: stripes * WORDS,
             sets: stripes,
@@ -110,6 +118,10 @@ pub struct Common {
     pub(super) epoch: Epoch,
     /// Only an array with a log has them.
     pub(super) logs: Option<Logs<Stripe>>,
+    /// Those of the write-intent bitmap, if there is one.
+    pub(super) chunks: Option<Chunks>,
+    /// Locked while bits are set, or a rebuild passes over stripes whose bits aren't.
+    pub(super) passing: Mutex<()>,
     pub(super) stock: Arc<Stock<StripePages>>,
     memory: PageMemory,
     /// Places at words, and at logs.
@@ -132,14 +144,16 @@ pub struct Common {
 impl Common {
     /// An array of these members, by role, with pages for so many stripes. `incoming`: a device that becomes the member of a role, with the
     /// stripes that it holds from the first on; its slot comes after the members'. `unsynced`: stripes whose parity isn't known to be right.
+    /// `bitmap`: as it is on all members.
     pub fn of(
         geometry: Geometry,
         members: Vec<Option<(&Superblock, Limits)>>,
         incoming: Option<(usize, u64, (&Superblock, Limits))>,
         unsynced: Vec<Range<u64>>,
+        bitmap: Option<&WriteIntent>,
         stripes: usize,
     ) -> Result<Arc<Common>, Error> {
-        let mut setup = Setup::of(geometry, members, incoming, stripes);
+        let mut setup = Setup::of(geometry, members, incoming, bitmap, stripes);
         setup.unsynced = Unsynced(unsynced);
         Common::new(setup)
     }
@@ -170,6 +184,8 @@ impl Common {
             words,
             epoch: Epoch::default(),
             logs,
+            chunks: setup.chunks,
+            passing: Mutex::new(()),
             stock: Stock::new(sets),
             memory,
             places: Places::new(places),

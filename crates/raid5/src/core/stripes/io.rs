@@ -23,6 +23,8 @@ pub enum Purpose {
     Kick,
     /// Members are flushed, so that superblocks may tell how far an action is.
     Sync,
+    /// Members are flushed before bits of the bitmap are taken away.
+    Sweep,
 }
 
 impl Purpose {
@@ -45,7 +47,11 @@ impl QueueCore {
             Purpose::Direct(_) | Purpose::Read { .. } | Purpose::Write { .. } => {
                 self.now.device(slot).slot.data_sectors
             }
-            Purpose::Flush(_) | Purpose::Log(_) | Purpose::Kick | Purpose::Sync => 0,
+            Purpose::Flush(_)
+            | Purpose::Log(_)
+            | Purpose::Kick
+            | Purpose::Sync
+            | Purpose::Sweep => 0,
         };
         let token = self.purposes.insert((purpose, slot));
         self.ios.push(MemberIo {
@@ -77,6 +83,7 @@ impl QueueCore {
             Purpose::Log(unit) => self.log_ended(unit, slot, ok),
             Purpose::Kick => self.kick_flush_over(),
             Purpose::Sync => self.sync_flushed(slot, ok),
+            Purpose::Sweep => self.sweep_flushed(),
         }
     }
 }

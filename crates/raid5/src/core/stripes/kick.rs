@@ -245,7 +245,8 @@ impl QueueCore {
         {
             let is_in = named.unwrap_or(0) & bit(slot) == 0 && !next.broken;
             if is_in {
-                next.take_in(slot, role, Arc::clone(&arriving.device));
+                let device = Arc::clone(&arriving.device);
+                next.take_in(slot, role, device, arriving.by_bitmap);
             }
             self.end_arrival(is_in);
         }

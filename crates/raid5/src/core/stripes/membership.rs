@@ -103,6 +103,11 @@ impl Progress {
         self.begun.fetch_max(stripe + 1, Ordering::Relaxed);
     }
 
+    /// Stripes before this one that the device holds already, by the bitmap, count as begun.
+    pub fn begin_before(&self, stripe: u64) {
+        self.begun.fetch_max(stripe, Ordering::Release);
+    }
+
     pub fn done_before(&self, stripe: u64) {
         self.done.store(stripe, Ordering::Release);
     }
@@ -150,7 +155,7 @@ impl Membership {
     /// The incoming device, with its positions at this moment.
     pub fn incoming(&self) -> Option<Incoming> {
         self.members.incoming().map(|incoming| Incoming {
-            begun: self.progress.begun.load(Ordering::Relaxed),
+            begun: self.progress.begun.load(Ordering::Acquire),
             done: self.progress.done.load(Ordering::Acquire),
             committed: self.progress.committed.load(Ordering::Acquire),
             ..incoming
@@ -222,14 +227,15 @@ impl Membership {
         &self.devices[slot]
     }
 
-    /// A device begins to become the member of a role. Its slot is nobody's.
-    pub fn take_in(&mut self, slot: usize, role: usize, device: Arc<Device>) {
+    /// A device begins to become the member of a role, as [`super::QueueCore::take_in`]. Its slot is nobody's.
+    pub fn take_in(&mut self, slot: usize, role: usize, device: Arc<Device>, by_bitmap: bool) {
         let mut devices = self.devices.to_vec();
         devices.resize_with(devices.len().max(slot + 1), || Arc::clone(&device));
         self.room = self.room.least(device.room);
         devices[slot] = device;
         self.devices = devices.into();
-        self.members.take_in(Incoming::new(slot, role, 0, false));
+        self.members
+            .take_in(Incoming::new(slot, role, 0, by_bitmap));
         self.forget_progress();
     }
 

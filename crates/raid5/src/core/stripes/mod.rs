@@ -9,6 +9,7 @@
 //! | `record` | the record of a stripe, the requests' parts that wait for it, and its plans |
 //! | `request` | requests, from their begin to their end; reads that need no word |
 //! | `batch` | a batch, from the claim of its word to the release |
+//! | `intent` | bits of the bitmap: batches that wait for theirs, and sweeps |
 //! | `log` | units of logs that this queue writes |
 //! | `kick` | the stop that changes members |
 //! | `orders` | devices that users have taken in or thrown out |
@@ -18,10 +19,11 @@
 //! It does no I/O, and knows no threads: whoever drives a queue carries out what the queue puts into its outputs, and tells it the end. A
 //! queue reads the common parts and changes them by words only; everything else that one has to tell another is [`Mail`].
 //!
-//! Not here yet: the bitmap, the stripe queue, time limits of devices.
+//! Not here yet: the stripe queue, time limits of devices.
 
 mod batch;
 mod common;
+mod intent;
 mod io;
 mod kick;
 mod log;
@@ -32,6 +34,8 @@ mod record;
 mod request;
 mod sync;
 
+#[cfg(test)]
+mod intent_tests;
 #[cfg(test)]
 mod random_tests;
 #[cfg(test)]

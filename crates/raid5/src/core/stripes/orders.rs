@@ -11,6 +11,8 @@ pub(super) struct Arriving {
     pub slot: usize,
     pub role: usize,
     pub device: Arc<Device>,
+    /// It was the member, and holds all but what the bitmap marks.
+    pub by_bitmap: bool,
 }
 
 /// The orders of a queue that aren't carried out yet.
@@ -30,11 +32,16 @@ impl Orders {
 }
 
 impl QueueCore {
-    /// A device becomes the incoming one of a role, and then its member. Its slot is nobody's, and no queue uses it. The answer is
-    /// [`QueueCore::is_taken_in`].
-    pub fn take_in(&mut self, slot: usize, role: usize, device: Arc<Device>) {
+    /// A device becomes the incoming one of a role, and then its member. Its slot is nobody's, and no queue uses it. `by_bitmap`: it was the
+    /// member, and holds all but what the bitmap marks. The answer is [`QueueCore::is_taken_in`].
+    pub fn take_in(&mut self, slot: usize, role: usize, device: Arc<Device>, by_bitmap: bool) {
         self.common.forget_failure(slot);
-        self.orders.arriving = Some(Arriving { slot, role, device });
+        self.orders.arriving = Some(Arriving {
+            slot,
+            role,
+            device,
+            by_bitmap,
+        });
         self.orders.taken_in = None;
         self.follow_orders();
     }

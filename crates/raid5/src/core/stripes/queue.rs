@@ -2,6 +2,7 @@
 
 use super::batch::Flying;
 use super::common::{Common, Taken};
+use super::intent::Intents;
 use super::io::Purpose;
 use super::kick::{Change, Kick};
 use super::log::Unit;
@@ -39,6 +40,8 @@ pub enum Mail {
     Pages,
     /// Superblocks are written; these slots (a mask) failed that. The others' superblocks name them too, unless there are too many.
     Named(u64),
+    /// Bits of a stripe are on all members but these slots (a mask), which failed that.
+    Intended { stripe: u64, failed: u64 },
     /// Superblocks say how far an action is, but for those of these slots (a mask), whose devices failed that.
     Told(u64),
 }
@@ -107,6 +110,7 @@ pub struct QueueCore {
     pub(super) held_flushes: Vec<HeldFlush>,
     /// Batches that wait for pages.
     pub(super) pageless: Vec<Token<Parked, Stripe>>,
+    pub(super) intents: Intents,
     pub(super) kick: Option<Kick>,
     pub(super) orders: Orders,
     pub(super) sync: Option<Sync>,
@@ -122,6 +126,8 @@ pub struct QueueCore {
     /// To be posted.
     pub mail: Vec<(Owner, Mail)>,
     pub errands: Vec<Errand>,
+    /// Stripes whose bits are to be set on all members. The answer is [`Mail::Intended`], after [`Common::bits_are_set`].
+    pub intends: Vec<u64>,
 }
 
 impl QueueCore {
@@ -161,6 +167,7 @@ impl QueueCore {
             unnamed: Vec::new(),
             held_flushes: Vec::new(),
             pageless: Vec::new(),
+            intents: Intents::default(),
             kick: None,
             orders: Orders::default(),
             sync: None,
@@ -171,6 +178,7 @@ impl QueueCore {
             done: Vec::new(),
             mail: Vec::new(),
             errands: Vec::new(),
+            intends: Vec::new(),
         })
     }
 
@@ -185,6 +193,7 @@ impl QueueCore {
             && self.kick.is_none()
             && self.orders.is_empty()
             && self.sync.is_none()
+            && self.intents.is_empty()
             && self.places.in_use() + self.log_places.in_use() == 0
     }
 
@@ -237,6 +246,7 @@ impl QueueCore {
             Mail::Pages => self.wake_pageless(),
             Mail::Named(failed) => self.named(failed),
             Mail::Told(failed) => self.sync_told(failed),
+            Mail::Intended { stripe, failed } => self.intended(stripe, failed),
         }
     }
 
@@ -327,6 +337,8 @@ impl fmt::Debug for QueueCore {
             .field("unnamed", &self.unnamed.len())
             .field("held_flushes", &self.held_flushes.len())
             .field("pageless", &self.pageless.len())
+            .field("waiting_for_bits", &self.intents.waiting())
+            .field("sweeps", &self.is_sweeping())
             .field("places", &(self.places.in_use(), self.log_places.in_use()))
             .field("kicks", &self.kick.is_some())
             .field("sync", &self.sync)

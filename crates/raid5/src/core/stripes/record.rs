@@ -43,6 +43,13 @@ pub enum Kind {
     Fix,
 }
 
+impl Kind {
+    /// True if such a batch may write.
+    pub fn writes(self) -> bool {
+        !matches!(self, Kind::Read | Kind::Sync(Action::Check))
+    }
+}
+
 /// A part that its word's owner has taken out of the list.
 pub struct Waiting {
     pub(super) place: Place,

@@ -41,6 +41,8 @@ pub struct Sync {
     of: u64,
     done: u64,
     mismatches: u64,
+    /// Stripes that the bitmap doesn't mark are passed over.
+    by_bitmap: bool,
     phase: Phase,
     /// Slots that failed a flush or a superblock of it, as a mask: until they aren't members any more it doesn't go on.
     failed: u64,
@@ -81,6 +83,8 @@ pub struct SyncEnd {
     pub done_sectors: u64,
     pub of_sectors: u64,
     pub mismatch_sectors: u64,
+    /// Only stripes that the bitmap marks were recovered.
+    pub by_bitmap: bool,
 }
 
 impl Sync {
@@ -95,9 +99,9 @@ impl Sync {
         SyncNow {
             action: self.action,
             done_sectors: self.done * STRIPE_SECTORS,
-            of_sectors: self.of * STRIPE_SECTORS,
+            of_sectors: self.of.max(self.done) * STRIPE_SECTORS,
             mismatch_sectors: self.mismatches * STRIPE_SECTORS,
-            by_bitmap: false,
+            by_bitmap: self.by_bitmap,
         }
     }
 
@@ -140,11 +144,12 @@ impl QueueCore {
         if !self.common.begin_sync() {
             return error("another action is under way; wait for its end, or stop it");
         }
+        let by_bitmap = incoming.filter(|i| i.by_bitmap && action == Action::Recover);
         let left: u64 = ranges.iter().map(|range| range.end - range.start).sum();
-        let done = if action == Action::Recover {
-            all - left
-        } else {
-            0
+        let (of, done) = match (action, by_bitmap) {
+            (_, Some(incoming)) => (self.common.marked_from(incoming.done), 0),
+            (Action::Recover, None) => (all, all - left),
+            _ => (left, 0),
         };
         self.sync = Some(Sync {
             action,
@@ -158,9 +163,10 @@ impl QueueCore {
             window: 1,
             arriving: None,
             flying: BTreeSet::new(),
-            of: done + left,
+            of,
             done,
             mismatches: 0,
+            by_bitmap: by_bitmap.is_some(),
             phase: Phase::Stripes,
             failed: 0,
             early: None,
@@ -207,6 +213,12 @@ impl QueueCore {
         if sync.allowed == 0 || is_full || sync.arriving.is_some() {
             return false;
         }
+        if self.passes_over() {
+            return true;
+        }
+        let Some(sync) = &mut self.sync else {
+            return false;
+        };
         let Some(range) = sync.ranges.front_mut() else {
             return false;
         };
@@ -227,6 +239,36 @@ impl QueueCore {
             stripe,
         };
         self.arrive(place, part);
+        true
+    }
+
+    /// Passes over stripes that the incoming device holds already, by the bitmap; true if there were some. From now on they count as begun, and
+    /// writes go there, too. No stripe's turn is on its way to its word.
+    fn passes_over(&mut self) -> bool {
+        let end = self.common.geometry.stripes();
+        let Some(sync) = self.sync.as_mut().filter(|sync| sync.by_bitmap) else {
+            return false;
+        };
+        let Some(next) = sync.ranges.front().map(|range| range.start) else {
+            return false;
+        };
+        let progress = &sync.progress;
+        let mut marked = next;
+        self.common.pass_over(next, |stripe| {
+            marked = stripe;
+            progress.begin_before(stripe);
+        });
+        if marked == next {
+            return false;
+        }
+        sync.ranges.clear();
+        if marked < end {
+            sync.ranges.push_back(marked..end);
+        }
+        if sync.early.is_none() {
+            sync.progress.done_before(sync.low().min(end));
+        }
+        self.end_sync();
         true
     }
 
@@ -417,7 +459,7 @@ impl QueueCore {
             done_sectors,
             of_sectors,
             mismatch_sectors,
-            ..
+            by_bitmap,
         } = sync.now();
         self.synced = Some(SyncEnd {
             action,
@@ -425,6 +467,7 @@ impl QueueCore {
             done_sectors,
             of_sectors,
             mismatch_sectors,
+            by_bitmap,
         });
         self.sync = None;
         self.common.end_sync();

@@ -7,17 +7,18 @@ use super::world::devices_of;
 use super::{Action, MemberIo};
 use crate::core::members::{Incoming, Members};
 use crate::core::slots::Unsynced;
-use crate::words::{Owner, Room};
+use crate::words::{Chunks, Owner, Room};
 use crate::{Geometry, Layout, Policy, STRIPE_BYTES, STRIPE_SECTORS};
 use pvblk_block::{Buffer, Op, Request, Status};
 use std::sync::Arc;
 
-const MEMBERS: usize = 4;
+pub const MEMBERS: usize = 4;
+pub const STRIPES: u64 = 8;
 
 /// An array without a log, whose stripes are rows, and two queues.
-struct Array {
-    common: Arc<Common>,
-    queues: [QueueCore; 2],
+pub struct Array {
+    pub common: Arc<Common>,
+    pub queues: [QueueCore; 2],
 }
 
 impl Array {
@@ -26,9 +27,20 @@ impl Array {
         Array::of(members, volatile, dirty)
     }
 
+    /// With a bitmap, of which these chunks are set. A stripe is a chunk.
+    pub fn with_bits(members: Members, set: &[u64]) -> Array {
+        let is_set = |stripe: u64| set.contains(&stripe);
+        let chunks = Chunks::new(3, (0..STRIPES).map(is_set));
+        Array::with(members, (true, true), Some(chunks))
+    }
+
     /// With a device more than there are members.
     fn of(members: Members, volatile: bool, dirty: bool) -> Array {
-        let sectors = 8 * STRIPE_SECTORS;
+        Array::with(members, (volatile, dirty), None)
+    }
+
+    fn with(members: Members, (volatile, dirty): (bool, bool), chunks: Option<Chunks>) -> Array {
+        let sectors = STRIPES * STRIPE_SECTORS;
         let geometry = Geometry::new(MEMBERS as u32, 8, Layout::LeftSymmetric, sectors);
         let room = Room {
             bytes: STRIPE_BYTES as u64,
@@ -36,11 +48,15 @@ impl Array {
         };
         let common = Common::new(Setup {
             geometry: geometry.expect("a geometry"),
-            policy: Policy::Resync,
+            policy: match chunks {
+                Some(_) => Policy::Bitmap { sector: 0 },
+                None => Policy::Resync,
+            },
             devices: devices_of(MEMBERS + 1, volatile, false, room),
             members,
             unsynced: Unsynced::default(),
             dirty,
+            chunks,
             most_read_errors: 20,
             words: 8,
             sets: 8,
@@ -60,7 +76,7 @@ impl Array {
     }
 
     /// All that a queue can do by itself; its I/O.
-    fn go(&mut self, queue: usize) -> Vec<MemberIo> {
+    pub fn go(&mut self, queue: usize) -> Vec<MemberIo> {
         let queue = &mut self.queues[queue];
         let mut steps = 0;
         while queue.step() || !queue.works.is_empty() {
@@ -74,13 +90,18 @@ impl Array {
         std::mem::take(&mut queue.ios)
     }
 
-    /// A write of a whole stripe, and its I/O.
-    fn write(&mut self, queue: usize, stripe: u64) -> Vec<MemberIo> {
+    /// A write of a whole stripe, and its first I/O.
+    pub fn submit(&mut self, queue: usize, stripe: u64) -> Vec<MemberIo> {
         let row = self.common.geometry.row_sectors();
         let data = Buffer::anonymous(row as usize * 512).expect("memory");
         let request = Request::with_buffers(Op::Write, stripe * row, vec![data], stripe);
         self.queues[queue].submit(request);
-        let ios = self.go(queue);
+        self.go(queue)
+    }
+
+    /// The same, if it needs no reads.
+    pub fn write(&mut self, queue: usize, stripe: u64) -> Vec<MemberIo> {
+        let ios = self.submit(queue, stripe);
         assert_eq!(
             ios.iter().filter(|io| io.op == Op::Write).count(),
             ios.len()
@@ -89,7 +110,7 @@ impl Array {
     }
 
     /// I/O ends; that of one slot fails.
-    fn end(&mut self, queue: usize, ios: Vec<MemberIo>, fails: usize) {
+    pub fn end(&mut self, queue: usize, ios: Vec<MemberIo>, fails: usize) {
         for io in ios {
             self.queues[queue].ended(io.token, io.slot != fails);
         }
@@ -104,7 +125,7 @@ impl Array {
     }
 
     /// Statuses of the requests of a queue that are done.
-    fn done(&mut self, queue: usize) -> Vec<Status> {
+    pub fn done(&mut self, queue: usize) -> Vec<Status> {
         let done = std::mem::take(&mut self.queues[queue].done);
         done.into_iter().map(|done| done.status).collect()
     }
@@ -366,7 +387,7 @@ fn arrives(array: &mut Array, queue: usize, role: usize) -> Vec<MemberIo> {
     let room = array.common.membership().room;
     let device = devices_of(MEMBERS + 1, false, false, room).pop();
     let device = Arc::new(device.expect("devices"));
-    array.queues[queue].take_in(MEMBERS, role, device);
+    array.queues[queue].take_in(MEMBERS, role, device, false);
     array.go(queue)
 }
 
@@ -427,7 +448,7 @@ fn a_device_whose_superblock_fails_is_not_taken_in() {
         assert_eq!(array.queues[0].uses(4), is_in);
     }
     let device = array.common.devices().0[4].clone();
-    array.queues[0].take_in(4, 3, device);
+    array.queues[0].take_in(4, 3, device, false);
     assert_eq!(
         array.queues[0].is_taken_in(),
         Some(true),

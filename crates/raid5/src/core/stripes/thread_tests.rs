@@ -81,6 +81,7 @@ impl Shared {
             members: Members::new((0..members).map(Some).collect(), None),
             unsynced: Unsynced::default(),
             dirty: rng.bool(),
+            chunks: None,
             most_read_errors: rng.u32(..3),
             words: 4,
             sets: 3,
@@ -303,6 +304,7 @@ fn queues_on_threads_share_an_array() {
             geometry: shared.geometry,
             data_sectors: DATA_SECTORS,
             members: devices.map(contents).collect(),
+            marked: None,
             incoming: None,
             repaired: 0,
         };

@@ -136,6 +136,7 @@ fn array(bound: &Bound) -> Arc<Common> {
         unsynced: Unsynced::default(),
         dirty: true,
         // The model knows no blocks that can't be read once.
+        chunks: None,
         most_read_errors: 0,
         words: STRIPES as usize,
         sets: 8,
@@ -464,7 +465,9 @@ impl Run {
                 (Purpose::Log(key), _) => (Group::Log(*key), Some(Step::LogWritten(io.slot as u8))),
                 (Purpose::Kick, _) => (Group::Kick, None),
                 (Purpose::Flush(_), _) => (Group::Flush, None),
-                (Purpose::Direct(_) | Purpose::Sync, _) => panic!("nobody reads or syncs"),
+                (Purpose::Direct(_) | Purpose::Sync | Purpose::Sweep, _) => {
+                    panic!("nobody reads or syncs")
+                }
             };
             let same = |flight: &&mut Flight| flight.queue == queue && flight.group == group;
             match self.flights.iter_mut().find(same) {

@@ -10,9 +10,10 @@ impl World {
     /// Power is cut: the array as it would be then is looked at, and the run goes on.
     pub fn cut(&mut self) {
         let mut disk = self.disk.clone();
+        let by_bitmap = self.comes_by_bitmap();
         for (_, errand) in &self.errands {
             if self.rng.bool() {
-                disk.write(*errand, |_| false);
+                disk.write(*errand, by_bitmap, |_| false);
             }
         }
         if disk.missing() > 1 {
@@ -20,9 +21,10 @@ impl World {
         }
         let is_unsynced = disk.resynced < self.unsynced.0.last().map_or(0, |range| range.end);
         let is_logged = matches!(self.policy, Policy::Ppl(_));
+        let bits = self.bits.clone();
         let mut lost = None;
         let is_whole = disk.missing() == 0 && disk.incoming.is_none() && !is_unsynced;
-        if is_logged && is_whole && self.rng.u32(..3) == 0 {
+        if (is_logged || bits.is_some()) && is_whole && self.rng.u32(..3) == 0 {
             let is_doomed = |slot: &Option<usize>| slot.is_some_and(|s| self.doomed & 1 << s != 0);
             let dead = disk.roles.iter().position(is_doomed);
             let any = self.rng.usize(..disk.roles.len());
@@ -47,10 +49,22 @@ impl World {
             }
             Some(self.devices[slot].cut(&flying, &mut self.rng))
         });
+        let members = members.collect();
+        // Of any of the members, whichever is read.
+        let present = disk.roles.iter().enumerate();
+        let present = present.filter(|(role, _)| lost != Some(*role));
+        let present: Vec<usize> = present.filter_map(|(_, slot)| *slot).collect();
+        let reads = *self.rng.choice(&present).expect("a member");
+        let marked = bits.map(|bits| {
+            let all = 0..self.geometry.stripes();
+            all.filter(|stripe| bits.marks(reads, *stripe)).collect()
+        });
+        let marks: Option<Vec<u64>> = marked;
         let mut after = AfterCut {
             geometry: self.geometry,
             data_sectors: DATA_SECTORS,
-            members: members.collect(),
+            members,
+            marked: marks.clone().filter(|_| disk.by_bitmap),
             incoming: incoming.map(|(_, role, held)| (role, held)),
             repaired: 0,
         };
@@ -67,6 +81,11 @@ impl World {
             wrong.retain(|stripe| !self.unsynced.has(*stripe) || *stripe < disk.resynced);
             assert_eq!(wrong, [0; 0], "parity after a cut; {disk:?}");
         }
+        if let Some(marked) = &marks {
+            let mut wrong = after.wrong();
+            wrong.retain(|stripe| !marked.contains(stripe));
+            assert_eq!(wrong, [0; 0], "parity of unmarked stripes; {disk:?}");
+        }
         for stripe in 0..self.geometry.stripes() {
             for index in 0..self.geometry.data_members() {
                 let role = self.geometry.stripe_data(stripe, index);
@@ -74,7 +93,10 @@ impl World {
                 let sectors = first..first + STRIPE_SECTORS;
                 // Without a log a missing member's block is lost with its stripe's parity, and with a log if it was being written.
                 let is_open = sectors.clone().any(|sector| self.history.is_open(sector));
-                if (!is_logged && after.misses(stripe, role)) || (lost == Some(role) && is_open) {
+                let is_known = is_logged || marks.as_ref().is_some_and(|m| !m.contains(&stripe));
+                if (!is_known && after.misses(stripe, role))
+                    || (is_logged && lost == Some(role) && is_open)
+                {
                     continue;
                 }
                 let block = after.data(stripe, index);
@@ -140,6 +162,7 @@ impl World {
             data_sectors: DATA_SECTORS,
             members: members.collect(),
             incoming: None,
+            marked: None,
             repaired: 0,
         };
         assert_eq!(after.wrong(), [0; 0], "parity at rest");

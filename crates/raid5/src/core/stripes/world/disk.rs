@@ -11,6 +11,10 @@ pub struct OnDisk {
     pub roles: Vec<Option<usize>>,
     /// A device that becomes the member of a role: its slot, the role, and stripes that it holds from the first on.
     pub incoming: Option<(usize, usize, u64)>,
+    /// It was the member, and holds all but what the bitmap marks.
+    pub by_bitmap: bool,
+    /// A slot that was the member of a role, which hasn't had another one since.
+    pub gone: Option<(usize, usize)>,
     /// Stripes before this have right parity.
     pub resynced: u64,
     pub dirty: bool,
@@ -28,8 +32,8 @@ impl OnDisk {
         self.roles.iter().flatten().copied().chain(incoming)
     }
 
-    /// Superblocks are written, which these slots fail. Returns those of them that have one, as a mask: a name leaves them out.
-    pub fn write(&mut self, errand: Errand, dead: impl Fn(usize) -> bool) -> u64 {
+    /// Superblocks are written, which these slots fail. `by_bitmap`: the device that arrives was the member. Returns those of them that have one, as a mask: a name leaves them out.
+    pub fn write(&mut self, errand: Errand, by_bitmap: bool, dead: impl Fn(usize) -> bool) -> u64 {
         if let Errand::Name { failed, change } = errand {
             bits(failed).for_each(|slot| self.lose(slot));
             self.dirty = true;
@@ -39,9 +43,11 @@ impl OnDisk {
             };
             if let Some((slot, role, _)) = incoming {
                 self.roles[role] = Some(slot);
+                self.gone = None;
             }
             if let Some(Change::TakesIn { slot, role }) = change {
                 self.incoming = Some((slot, role, 0));
+                self.by_bitmap = by_bitmap;
             }
         }
         let dead: Vec<usize> = self.live().filter(|slot| dead(*slot)).collect();
@@ -59,9 +65,9 @@ impl OnDisk {
     }
 
     fn lose(&mut self, slot: usize) {
-        let role = self.roles.iter_mut().find(|role| **role == Some(slot));
-        if let Some(role) = role {
-            *role = None;
+        if let Some(role) = self.roles.iter().position(|role| *role == Some(slot)) {
+            self.roles[role] = None;
+            self.gone = Some((slot, role));
         }
         self.incoming.take_if(|incoming| incoming.0 == slot);
     }

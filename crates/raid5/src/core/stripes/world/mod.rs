@@ -1,5 +1,6 @@
 //! An array of a few stripes: its queues take turns in random order, its devices fail, and power is cut at any moment.
 
+mod bits;
 mod checks;
 pub mod device;
 mod disk;
@@ -18,6 +19,7 @@ use crate::core::members::{Incoming, Members};
 use crate::core::slots::Unsynced;
 use crate::words::{Answer, Owner, Room};
 use crate::{Geometry, Layout, LogArea, Policy, STRIPE_BYTES, STRIPE_SECTORS, ppl_signature};
+use bits::Bits;
 use device::{Device, SECTOR};
 use disk::OnDisk;
 use fastrand::Rng;
@@ -25,6 +27,7 @@ use history::{History, sector_of};
 use pvblk_block::{Buffer, Completion, Op, Request, RequestFlags, Status};
 pub use start::{contents, devices_of};
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 pub use ways::Ways;
 
@@ -48,7 +51,7 @@ struct Io {
 }
 
 /// The kinds of things that happen by themselves.
-const KINDS: usize = 6;
+const KINDS: usize = 7;
 /// Most requests in flight.
 const IN_FLIGHT: usize = 12;
 
@@ -67,11 +70,16 @@ pub struct World {
     ios: Vec<Io>,
     works: Vec<(usize, Work)>,
     errands: Vec<(usize, Errand)>,
+    /// Stripes whose bits are to be set, with the queues that wait for that.
+    intends: Vec<(usize, u64)>,
+    bits: Option<Bits>,
     disk: OnDisk,
     /// Stripes whose parity wasn't right at first.
     unsynced: Unsynced,
     /// Requests in flight, by tag.
     asked: Vec<Option<Asked>>,
+    /// Most requests are for these sectors, so that others' bits aren't used for a while.
+    focus: Option<Range<u64>>,
     history: History,
     now: u64,
     weights: [u32; KINDS],
@@ -113,8 +121,9 @@ impl World {
         let layout = *rng.choice(&Layout::ALL).expect("one of them");
         let geometry = Geometry::new(count, chunk, layout, stripes * STRIPE_SECTORS);
         let geometry = geometry.expect("a geometry");
-        let policy = match rng.u32(..3) {
+        let policy = match rng.u32(..4) {
             0 => Policy::Resync,
+            1 => Policy::Bitmap { sector: 0 },
             _ => Policy::Ppl(LogArea {
                 sector: 0,
                 sectors: DATA_SECTORS,
@@ -126,6 +135,8 @@ impl World {
         let mut disk = OnDisk {
             roles: (0..count as usize).map(Some).collect(),
             incoming: None,
+            by_bitmap: false,
+            gone: None,
             resynced: 0,
             dirty: rng.bool(),
         };
@@ -179,9 +190,16 @@ impl World {
             bytes: rng.u64(1..=4) * STRIPE_BYTES as u64,
             segments: rng.usize(2..=6),
         };
+        let shift = rng.u32(2..6);
+        let bits = matches!(policy, Policy::Bitmap { .. })
+            .then(|| Bits::new(shift, spare + 1, &unsynced.0));
+        let chunks = bits
+            .as_ref()
+            .map(|bits| bits.chunks(geometry.member_sectors()));
         let common = Common::new(Setup {
             geometry,
             policy,
+            chunks,
             devices: devices_of(spare + 1, volatile, zeroes, room),
             members: Members::new(disk.roles.clone(), incoming),
             unsynced: Unsynced(unsynced.0.clone()),
@@ -209,19 +227,22 @@ impl World {
             ios: Vec::new(),
             works: Vec::new(),
             errands: Vec::new(),
+            intends: Vec::new(),
             has_missed: disk.missing() > 0,
             disk,
             unsynced,
             doomed: 0,
             asked: Vec::new(),
+            focus: None,
             history: History::new((0..capacity).map(|sector| value(0, sector))),
             now: 0,
             weights: [0; KINDS],
             fails: rng.bool().then(|| rng.u32(5..200)),
             most_dead: if rng.u32(..3) == 0 { 2 } else { 1 },
             unreadable,
-            orders: rng.u32(..3) == 0,
+            orders: bits.is_some() || rng.u32(..3) == 0,
             has_promised: false,
+            bits,
             ways: Ways::default(),
             common,
             rng,
@@ -234,6 +255,12 @@ impl World {
         for turn in 0.. {
             if turn % 64 == 0 {
                 self.weights = std::array::from_fn(|_| self.rng.u32(1..=8));
+                let capacity = self.geometry.capacity_sectors();
+                let first = self.rng.u64(..capacity);
+                self.focus = self
+                    .bits
+                    .is_some()
+                    .then_some(first..capacity.min(first + 16));
             }
             let cuts = if self.is_kicking() { 16 } else { 256 };
             let has_promised = std::mem::take(&mut self.has_promised);
@@ -246,7 +273,11 @@ impl World {
             if self.rng.u32(..24) == 0 {
                 self.sync_rarely();
             }
-            if self.orders && self.rng.u32(..48) == 0 {
+            if self.bits.is_some() && self.rng.u32(..6) == 0 {
+                self.sweep_rarely();
+            }
+            let orders = if self.bits.is_some() { 20 } else { 48 };
+            if self.orders && self.rng.u32(..orders) == 0 {
                 self.order_rarely();
             }
             let in_flight = self.asked.iter().flatten().count();
@@ -307,6 +338,7 @@ impl World {
             2 => self.end_io(),
             3 => self.do_work(),
             4 => self.deliver(),
+            5 => self.set_bits(),
             _ => self.do_errand(),
         })
     }
@@ -382,6 +414,8 @@ impl World {
         }
         self.errands
             .extend(q.errands.drain(..).map(|errand| (queue, errand)));
+        self.intends
+            .extend(q.intends.drain(..).map(|stripe| (queue, stripe)));
         let done = std::mem::take(&mut q.done);
         for completion in done {
             self.done(completion);
@@ -432,6 +466,13 @@ impl World {
                 let first = self.rng.u64(..capacity);
                 (first, self.rng.u64(1..=(3 * row).min(capacity - first)))
             }
+        };
+        let (sector, sectors) = match self.focus.clone() {
+            Some(focus) if op != Op::Flush && self.rng.u32(..8) > 0 => {
+                let first = self.rng.u64(focus.clone());
+                (first, self.rng.u64(1..=(focus.end - first).min(12)))
+            }
+            _ => (sector, sectors),
         };
         let tag = self.asked.len() as u64;
         let mut request = Request::new(op, sector, sectors, tag);
@@ -644,8 +685,18 @@ impl World {
             self.ways.recovered += usize::from(takes_over && self.disk.missing() > 0);
             self.ways.replaced += usize::from(takes_over && self.disk.missing() == 0);
         }
+        if let Errand::Name {
+            change: Some(Change::TakesIn { slot, .. }),
+            ..
+        } = errand
+        {
+            self.copy_bits(slot);
+        }
+        let by_bitmap = self.comes_by_bitmap();
         let devices = &self.devices;
-        let failed = self.disk.write(errand, |slot| devices[slot].dead);
+        let failed = self
+            .disk
+            .write(errand, by_bitmap, |slot| devices[slot].dead);
         self.has_missed |= self.disk.missing() > 0;
         let is_lost = had_incoming && self.disk.incoming.is_none();
         if self.rng.bool() {

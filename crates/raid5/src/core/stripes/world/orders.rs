@@ -9,9 +9,40 @@ impl World {
     pub(super) fn order_rarely(&mut self) {
         self.note_arrivals();
         match self.rng.bool() {
+            true if self.rng.u32(..4) > 0 && self.take_back() => {}
             true => self.take_in(),
             false => self.throw_out(),
         }
+    }
+
+    /// True if a device can arrive.
+    fn takes_device(&self) -> bool {
+        let mut orders = self.queues.iter().flatten().map(|queue| &queue.orders);
+        let is_busy = orders.any(|orders| orders.arriving.is_some());
+        !is_busy && self.common.takes_device()
+    }
+
+    /// True if the device that arrives was the member, and holds all but what the bitmap marks.
+    pub(super) fn comes_by_bitmap(&self) -> bool {
+        let orders = self.queues.iter().flatten().map(|queue| &queue.orders);
+        let mut arriving = orders.filter_map(|orders| orders.arriving.as_ref());
+        arriving.any(|arriving| arriving.by_bitmap)
+    }
+
+    /// The device that was a member comes back, as after a cut of its power; true if there is one.
+    fn take_back(&mut self) -> bool {
+        let gone = self.disk.gone.filter(|_| self.bits.is_some());
+        let Some((slot, role)) = gone.filter(|(slot, _)| self.is_free(*slot)) else {
+            return false;
+        };
+        if self.devices[slot].dead || !self.takes_device() || self.common.missing() != Some(role) {
+            return false;
+        }
+        let old = &self.devices[slot];
+        let contents = old.cut(&[], &mut self.rng);
+        self.ways.taken_back += 1;
+        self.arrive((slot, role), Device::new(contents, old.volatile), true);
+        true
     }
 
     /// A new device arrives, for a missing member or another one.
@@ -19,9 +50,7 @@ impl World {
         let Some(slot) = (0..self.devices.len()).find(|slot| self.is_free(*slot)) else {
             return;
         };
-        let orders = self.queues.iter().flatten().map(|queue| &queue.orders);
-        let is_busy = orders.into_iter().any(|orders| orders.arriving.is_some());
-        if is_busy || !self.common.takes_device() {
+        if !self.takes_device() {
             return;
         }
         let missing = self.common.missing();
@@ -30,6 +59,11 @@ impl World {
         let mut device = Device::new(vec![0xee; old.contents().len()], old.volatile);
         device.dead = self.rng.u32(..8) == 0;
         self.ways.slots_reused += usize::from(slot < self.geometry.members());
+        self.disk.gone.take_if(|gone| gone.0 == slot);
+        self.arrive((slot, role), device, false);
+    }
+
+    fn arrive(&mut self, (slot, role): (usize, usize), device: Device, by_bitmap: bool) {
         self.devices[slot] = device;
         self.doomed &= !(1 << slot);
         self.unreadable &= !(1 << slot);
@@ -42,7 +76,8 @@ impl World {
         let known = known.into_iter().next_back().expect("one");
         let queue = self.rng.usize(..self.queues.len());
         self.open(queue);
-        self.queue(queue).take_in(slot, role, Arc::new(known));
+        self.queue(queue)
+            .take_in(slot, role, Arc::new(known), by_bitmap);
         self.collect(queue);
     }
 

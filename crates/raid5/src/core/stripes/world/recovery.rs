@@ -10,6 +10,8 @@ pub struct AfterCut {
     pub members: Vec<Option<Vec<u8>>>,
     /// The role of a device that is being rebuilt, and stripes that it holds from the first on.
     pub incoming: Option<(usize, u64)>,
+    /// Stripes that the bitmap marks: a device that comes back by it holds all others. `None`: it doesn't.
+    pub marked: Option<Vec<u64>>,
     /// Blocks of parity that a log has repaired.
     pub repaired: usize,
 }
@@ -22,7 +24,12 @@ impl AfterCut {
     /// True if a role's block isn't there.
     fn is_missing(&self, role: usize, sector: u64) -> bool {
         let held = self.incoming.filter(|(incoming, _)| *incoming == role);
-        self.members[role].is_none() || held.is_some_and(|(_, end)| sector >= end * STRIPE_SECTORS)
+        let stripe = sector / STRIPE_SECTORS;
+        let lacks = |end| {
+            let marked = self.marked.as_ref();
+            stripe >= end && marked.is_none_or(|marked| marked.contains(&stripe))
+        };
+        self.members[role].is_none() || held.is_some_and(|(_, end)| lacks(end))
     }
 
     fn block(&self, role: usize, sector: u64) -> Option<&[u8]> {

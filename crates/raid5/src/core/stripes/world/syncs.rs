@@ -6,6 +6,10 @@ use crate::core::stripes::{Action, QueueCore};
 impl World {
     /// Nothing happens by itself any more: an action goes on or begins, if there is one to be done. False: there is none.
     pub(super) fn go_on_syncing(&mut self) -> bool {
+        if self.sweeps().is_some() {
+            self.sweep_rarely();
+            return true;
+        }
         if let Some(at) = (0..self.queues.len()).find(|at| self.syncs(*at)) {
             self.queue(at).allow_stripes(u64::MAX);
             return true;

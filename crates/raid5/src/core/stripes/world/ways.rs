@@ -38,6 +38,9 @@ pub struct Ways {
     pub thrown_out: usize,
     pub slots_reused: usize,
     pub fixed: usize,
+    pub bits_set: usize,
+    pub bits_cleared: usize,
+    pub taken_back: usize,
 }
 
 impl Ways {
@@ -79,6 +82,9 @@ impl Ways {
             self.thrown_out,
             self.slots_reused,
             self.fixed,
+            self.bits_set,
+            self.bits_cleared,
+            self.taken_back,
         ];
         all.into_iter().min().unwrap_or(0)
     }

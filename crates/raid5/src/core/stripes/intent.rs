@@ -1,0 +1,234 @@
+//! Bits of the write-intent bitmap: batches that wait for theirs, and sweeps that take bits away.
+//!
+//! A bit is on all members from before a batch writes a stripe of its chunk until after the flush that follows the batch's end.
+
+use super::common::Common;
+use super::io::Purpose;
+use super::queue::QueueCore;
+use super::record::{Kind, Stripe};
+use super::{Action, Data};
+use crate::STRIPE_SECTORS;
+use crate::head_pages::bits;
+use crate::words::{Chunks, InFlight, Marked, Open, Parked, Seen, Token};
+use pvblk_block::Op;
+use std::ops::Range;
+
+/// Batches of a queue that wait for bits, and its sweep.
+#[derive(Default)]
+pub(super) struct Intents {
+    waiting: Vec<Token<Parked, Stripe>>,
+    sweep: Option<Sweep>,
+}
+
+impl Intents {
+    /// The number of batches that wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.sweep.is_none()
+    }
+}
+
+/// A sweep that goes on.
+struct Sweep {
+    marked: Marked,
+    /// The epoch in which chunks were marked.
+    epoch: u32,
+    /// Words in flight then.
+    stripes: InFlight,
+    /// The flushes that haven't ended; `None`: they haven't begun.
+    flushes: Option<usize>,
+}
+
+impl Common {
+    /// Sectors of each member's data that belong to a stripe.
+    pub(super) fn stripe_sectors(&self, stripe: u64) -> Range<u64> {
+        let first = self.geometry.stripe_member_sector(stripe);
+        first..first + STRIPE_SECTORS
+    }
+
+    /// True if the bits of a stripe, whose word is the caller's, are on all members.
+    fn may_write(&self, stripe: u64) -> bool {
+        let chunks = self.chunks.as_ref();
+        chunks.is_none_or(|chunks| chunks.may_write(&self.stripe_sectors(stripe)))
+    }
+
+    /// The bits of these stripes are on all members. The thread that writes bits calls this.
+    pub fn bits_are_set(&self, stripes: impl IntoIterator<Item = u64>) {
+        let Some(chunks) = &self.chunks else { return };
+        let _together = self.passing.lock();
+        for stripe in stripes {
+            chunks.set(&self.stripe_sectors(stripe));
+        }
+    }
+
+    /// Chunks of the bitmap, if there is one.
+    pub fn chunks(&self) -> Option<&Chunks> {
+        self.chunks.as_ref()
+    }
+
+    /// Stripes from one on that the bitmap marks.
+    pub(super) fn marked_from(&self, stripe: u64) -> u64 {
+        let sectors = self.geometry.stripe_member_sector(stripe)..self.geometry.member_sectors();
+        let marked = |chunks: &Chunks| chunks.set_sectors(sectors) / STRIPE_SECTORS;
+        self.chunks.as_ref().map_or(0, marked)
+    }
+
+    /// Passes over the stripes from `stripe` on that the bitmap doesn't mark: calls for the first one that it marks, or the end. A batch that
+    /// finds its bit set, which this didn't, finds what the call has changed.
+    pub(super) fn pass_over(&self, stripe: u64, pass: impl FnOnce(u64)) {
+        let Some(chunks) = &self.chunks else { return };
+        let _together = self.passing.lock();
+        let marked = chunks.next_set(self.geometry.stripe_member_sector(stripe));
+        let end = marked.map_or(u64::MAX, |sector| sector / STRIPE_SECTORS);
+        let end = end.clamp(stripe, self.geometry.stripes().max(stripe));
+        if end > stripe {
+            pass(end);
+        }
+    }
+}
+
+impl QueueCore {
+    /// An open batch may write its stripe: returns it. `None`: it goes on later, since superblocks don't say dirty, or a bit isn't set.
+    pub(super) fn may_write(
+        &mut self,
+        mut token: Token<Open, Stripe>,
+    ) -> Option<Token<Open, Stripe>> {
+        if !self.now.dirty {
+            self.park(token);
+            self.stop_words();
+            return None;
+        }
+        let record = token.record_mut();
+        let stripe = record.known.stripe;
+        // A rebuild writes to the incoming device only.
+        let needs_bits = record.kind() != Kind::Sync(Action::Recover);
+        if !needs_bits || self.common.may_write(stripe) {
+            return Some(token);
+        }
+        // Parked: a stop doesn't wait for it.
+        let (token, tell) = self.common.words.park(token, &self.common.epoch);
+        self.tell(tell);
+        self.intents.waiting.push(token);
+        self.intends.push(stripe);
+        None
+    }
+
+    /// The bits of a stripe are on all members but these (a mask of slots), which failed that.
+    pub(super) fn intended(&mut self, stripe: u64, failed: u64) {
+        self.devices_failed(failed);
+        let is_its = |token: &mut Token<Parked, Stripe>| token.record().known.stripe == stripe;
+        let ready: Vec<_> = self.intents.waiting.extract_if(.., is_its).collect();
+        for token in ready {
+            self.claim_again(token);
+        }
+    }
+
+    /// These slots (a mask) failed something that wasn't this queue's I/O.
+    pub fn devices_failed(&mut self, failed: u64) {
+        for slot in bits(failed) {
+            self.common.note_failure(slot);
+            self.member_failed(slot);
+        }
+    }
+
+    /// A sweep of the bitmap begins, as is due every few seconds, and [`QueueCore::go_on_sweeping`] follows. Nothing is cleared while a member
+    /// is missing: it may come back, and the writes that it missed have to be known.
+    pub fn start_sweep(&mut self) {
+        let Seen::Going(epoch) = self.look() else {
+            return;
+        };
+        let is_whole = self.now.members.failed().is_none() && !self.now.broken;
+        let (Some(chunks), true) = (&self.common.chunks, is_whole) else {
+            return;
+        };
+        if self.intents.sweep.is_some() {
+            return;
+        }
+        let unsynced = self.now.unsynced();
+        let may_clear = |chunk: usize| {
+            let Range { start, end } = chunks.sectors(chunk);
+            let stripes = start / STRIPE_SECTORS..end.div_ceil(STRIPE_SECTORS);
+            !unsynced.meets(&stripes)
+        };
+        let marked = chunks.sweep(may_clear);
+        if marked.is_empty() {
+            return;
+        }
+        self.intents.sweep = Some(Sweep {
+            stripes: self.common.words.in_flight(&marked),
+            marked,
+            epoch,
+            flushes: None,
+        });
+    }
+
+    /// Goes on with the sweep, if there is one: when the words in flight at its begin have ended, members are flushed.
+    pub fn go_on_sweeping(&mut self) {
+        let Some(sweep) = &mut self.intents.sweep else {
+            return;
+        };
+        if sweep.flushes.is_some() || self.common.words.is_in_flight(&mut sweep.stripes) {
+            return;
+        }
+        let epoch = sweep.epoch;
+        if !self.is_as_in(epoch) {
+            self.intents.sweep = None;
+            return;
+        }
+        let slots = self.common.volatile(&self.now);
+        self.set_flushes(slots.len() + 1);
+        for slot in slots {
+            self.start(Purpose::Sweep, (slot, Op::Flush, false), 0, Data::None);
+        }
+        self.sweep_flushed();
+    }
+
+    fn set_flushes(&mut self, left: usize) {
+        if let Some(sweep) = &mut self.intents.sweep {
+            sweep.flushes = Some(left);
+        }
+    }
+
+    /// True if no member has failed since an epoch was looked at.
+    fn is_as_in(&mut self, epoch: u32) -> bool {
+        self.look() == Seen::Going(epoch) && self.common.failed(&self.now) == 0
+    }
+
+    /// A member was flushed, or failed that.
+    pub(super) fn sweep_flushed(&mut self) {
+        let Some(sweep) = &mut self.intents.sweep else {
+            return;
+        };
+        let left = sweep.flushes.as_mut().map_or(0, |left| {
+            *left -= 1;
+            *left
+        });
+        if left > 0 {
+            return;
+        }
+        let Some(Sweep { marked, epoch, .. }) = self.intents.sweep.take() else {
+            return;
+        };
+        if self.is_as_in(epoch)
+            && let Some(chunks) = &self.common.chunks
+        {
+            chunks.clear(marked);
+            return;
+        }
+        let failed = self.common.failed(&self.now);
+        self.devices_failed(failed);
+    }
+
+    /// The sweep, if there is one, clears nothing.
+    pub fn stop_sweep(&mut self) {
+        self.intents.sweep = None;
+    }
+
+    /// True while a sweep goes on.
+    pub fn is_sweeping(&self) -> bool {
+        self.intents.sweep.is_some()
+    }
+}

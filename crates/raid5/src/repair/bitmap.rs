@@ -1,0 +1,179 @@
+//! The write-intent bitmap on all members.
+
+use super::super::assemble::Assembly;
+use super::super::bitmap::{BitmapHeader, PAGE_BYTES, WriteIntent};
+use super::super::blocking::Idle;
+use super::super::superblock::Policy;
+use super::superblocks::{Failure, each};
+use super::{At, Disks};
+use pvblk_block::Error;
+
+/// Writes the pages of the bitmap that aren't written, if there are any; returns the devices that failed that. The other devices have them.
+pub(in super::super) fn write_bits(
+    assembly: &mut Assembly,
+    idle: &mut Idle<'_>,
+) -> Result<Vec<At>, Error> {
+    let bitmap = assembly.bitmap.as_ref();
+    if bitmap.is_none_or(|bitmap| bitmap.unwritten_pages().next().is_none()) {
+        return Ok(Vec::new());
+    }
+    let mut disks = Disks::open(assembly)?;
+    write_pages(assembly, &mut disks, idle)
+}
+
+/// Writes the bitmap's next events, if there is one; returns the devices that failed that.
+pub(super) fn renew_bitmap(
+    assembly: &mut Assembly,
+    disks: &mut Disks,
+    events: u64,
+    idle: &mut Idle<'_>,
+) -> Result<Vec<At>, Error> {
+    match &mut assembly.bitmap {
+        Some(bitmap) => bitmap.renew(events),
+        None => return Ok(Vec::new()),
+    }
+    write_pages(assembly, disks, idle)
+}
+
+fn write_pages(
+    assembly: &mut Assembly,
+    disks: &mut Disks,
+    idle: &mut Idle<'_>,
+) -> Result<Vec<At>, Error> {
+    let Some(mut bitmap) = assembly.bitmap.take() else {
+        return Ok(Vec::new());
+    };
+    let pages: Vec<usize> = bitmap.unwritten_pages().collect();
+    let mut failed = Vec::new();
+    let mut written = Ok(());
+    for page in pages {
+        let Some(write) = bitmap.begin_page(page) else {
+            debug_assert!(false, "two write the bitmap at a time");
+            continue;
+        };
+        written = write_page(
+            assembly,
+            disks,
+            (page, bitmap.page(page)),
+            &mut failed,
+            idle,
+        );
+        bitmap.end_page(write, written.is_ok());
+        if written.is_err() {
+            break;
+        }
+    }
+    assembly.bitmap = Some(bitmap);
+    written.map(|()| failed)
+}
+
+/// Writes a page to all devices side by side, and adds those that fail that.
+fn write_page(
+    assembly: &Assembly,
+    disks: &mut Disks,
+    (page, bytes): (usize, &[u8]),
+    failed: &mut Vec<At>,
+    idle: &mut Idle<'_>,
+) -> Result<(), Error> {
+    let mut all = At::all(assembly);
+    all.retain(|at| !failed.contains(at));
+    for &at in &all {
+        if let Some(Policy::Bitmap { sector }) = at.of(assembly).map(|m| m.superblock.policy()) {
+            let sector = sector + (page * PAGE_BYTES / 512) as u64;
+            disks.at(at)?.begin_write(sector, bytes)?;
+        }
+    }
+    for at in all {
+        let disk = disks.at(at)?;
+        let Err(error) = disk.finish_write(idle) else {
+            continue;
+        };
+        if disk.is_ended() {
+            return Err(error);
+        }
+        tracing::warn!("raid5: bitmap: {error}");
+        failed.push(at);
+    }
+    Ok(())
+}
+
+/// The header of a device's bitmap; `None` if there is none that belongs to the array.
+pub(super) fn bitmap_header(
+    assembly: &Assembly,
+    at: At,
+    disks: &mut Disks,
+    idle: &mut Idle<'_>,
+) -> Result<Option<BitmapHeader>, Error> {
+    let Some(member) = at.of(assembly) else {
+        return Ok(None);
+    };
+    let Policy::Bitmap { sector } = member.superblock.policy() else {
+        return Ok(None);
+    };
+    let mut page = vec![0; PAGE_BYTES];
+    disks.at(at)?.read(sector, &mut page, idle)?;
+    let room = member.superblock.bitmap_room_sectors();
+    let header = BitmapHeader::parse(&page).ok().filter(|h| {
+        let uuid = &member.superblock.set_uuid;
+        h.check(uuid, &assembly.geometry, room).is_ok()
+    });
+    Ok(header)
+}
+
+/// The first header that [`bitmap_header`] finds.
+pub(in super::super) fn any_bitmap_header(
+    assembly: &Assembly,
+    disks: &mut Disks,
+    idle: &mut Idle<'_>,
+) -> Result<BitmapHeader, (Option<At>, Error)> {
+    for at in At::all(assembly) {
+        let header = bitmap_header(assembly, at, disks, idle).map_err(|error| {
+            let to_blame = disks.at(at).is_ok_and(|d| !d.is_ended());
+            (to_blame.then_some(at), error)
+        })?;
+        if let Some(header) = header {
+            return Ok(header);
+        }
+    }
+    let text = "no member has the bitmap that the superblocks promise: have mdadm remove it (--grow --bitmap=none)";
+    Err((None, Error::config(text)))
+}
+
+/// Writes all of the bitmap, with these events.
+pub(super) fn write_bitmap(
+    assembly: &mut Assembly,
+    disks: &mut Disks,
+    clean: bool,
+    events: u64,
+    idle: &mut Idle<'_>,
+) -> Result<(), Failure> {
+    let whole = clean && assembly.failed().is_none();
+    let mut kept = assembly.bitmap.take();
+    let mut untracked = match kept {
+        Some(_) => None,
+        None => {
+            let header = any_bitmap_header(assembly, disks, idle);
+            let header = header.map_err(|(at, error)| Failure { at, error })?;
+            let all = !whole || !assembly.unsynced.is_empty();
+            Some(WriteIntent::new(header, all))
+        }
+    };
+    let Some(bitmap) = kept.as_mut().or(untracked.as_mut()) else {
+        return Ok(());
+    };
+    bitmap.renew(events);
+    if whole {
+        bitmap.clear_unneeded();
+    }
+    let written = each(&At::all(assembly), disks, |at, disk| {
+        match at.of(assembly).map(|m| m.superblock.policy()) {
+            Some(Policy::Bitmap { sector }) => disk.write(sector, bitmap.area(), idle),
+            _ => Ok(()),
+        }
+    });
+    if written.is_ok() {
+        bitmap.all_written();
+    }
+    assembly.bitmap = kept;
+    written
+}
