@@ -13,15 +13,16 @@ mod manage;
 mod pace;
 mod queue;
 mod requests;
+mod returns;
 mod stripes;
 mod told;
 
 pub use super::core::Counts as WriteCounts;
-pub use away::ReAdded;
 pub use background::BackgroundWork;
 pub use manage::{
     ArrayMember, ArrayState, ArraySync, ManagedArray, MemberState, Recovered, SyncAction,
 };
+pub use returns::ReAdded;
 pub use stripes::{StripeArray, StripeBackground};
 
 use super::Geometry;
@@ -41,6 +42,7 @@ use pvblk_block::{
     Extent, Extents, Forwards, Incarnation, Limits, LossMarks, Questions, QueueContext, Reclaim,
 };
 use queue::ArrayQueue;
+use returns::{Away, Gone};
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -229,8 +231,6 @@ struct ArrayShared {
     devices: Mutex<Vec<Option<MemberDevice>>>,
     /// Counts changes of them.
     changes: AtomicU64,
-    /// Devices that were members, and may have I/O left or come back.
-    away: Mutex<Vec<away::Away>>,
     /// Abandoned I/O of queues.
     left_behind: Mutex<Vec<away::LeftBehind>>,
     lazy: bool,
@@ -253,7 +253,16 @@ impl ArrayShared {
             return Vec::new();
         }
         let mut devices = self.devices.lock();
-        self.note_away(kicked, &devices);
+        let gone_members = kicked.into_iter().filter_map(|kicked| {
+            Some(Gone {
+                slot: kicked.slot,
+                device: devices[kicked.slot].clone()?,
+                superblock: kicked.superblock,
+                stalled: kicked.stalled,
+            })
+        });
+        let parts: &dyn Parts = self;
+        parts.note_away(gone_members);
         let taken = gone.into_iter().map(|slot| devices[slot].take());
         let taken = taken.collect();
         self.changes.fetch_add(1, Ordering::AcqRel);
@@ -323,16 +332,9 @@ impl Parts for ArrayShared {
         self.core.lock().bitmap().map(|b| b.header().clone())
     }
 
-    fn refuse_if_busy(&self, name: &str, device: &Arc<dyn BlockDevice>) -> Result<(), Error> {
-        self.find_left_io(name, device)
-    }
-
-    fn held(&self) -> Vec<(usize, String)> {
-        self.held_names()
-    }
-
-    fn held_device(&self, text: &str) -> Option<(String, Arc<dyn BlockDevice>)> {
-        self.find_held(text)
+    fn note_quiet(&self, note: &mut dyn FnMut(&dyn Fn(&Away) -> bool)) {
+        let core = self.core.lock();
+        note(&|away| core.at_device(away.slot) > 0);
     }
 
     fn set_stripes(&self, stripes: usize) -> Result<(), Error> {
@@ -462,7 +464,6 @@ impl Raid5 {
                 queues: QueueTable::default(),
                 devices: Mutex::new(devices),
                 changes: AtomicU64::new(0),
-                away: Mutex::default(),
                 left_behind: Mutex::default(),
                 lazy: options.lazy,
             }),

@@ -1,11 +1,11 @@
 //! The background work of an array that serves: it recovers spares, makes parity right, and clears bits of
 //! the bitmap.
 
-use super::away::Returns;
 use super::control::Parts;
 use super::manage::PendingOrders;
 use super::pace::{Pace, Speeds};
 use super::queue::ArrayQueue;
+use super::returns::{Returns, add_whole};
 use super::told::{Seen, Told};
 use super::{ArrayShared, ManagedArray, MemberDevice, Raid5};
 use crate::Member;
@@ -115,7 +115,7 @@ impl BackgroundWork {
         if now >= self.forgive_at {
             self.forgive_at = now + FORGIVE;
             self.queue.step(|core, _| core.forgive_read_errors());
-            self.forgive_returns();
+            self.returns.forgive();
         }
         let sync = shared.core.lock().sync_now();
         let nap = match sync {
@@ -239,8 +239,8 @@ struct BackgroundTask {
 impl Background for BackgroundTask {
     fn step(&mut self) -> Due {
         let nap = self.background.step(self.begin.elapsed());
-        if let Some((name, device)) = self.background.take_whole() {
-            self.add_whole(name, device);
+        if let Some(whole) = self.background.take_whole() {
+            add_whole(&self.background.shared, whole);
         }
         Due::At(Instant::now() + nap)
     }
@@ -257,26 +257,6 @@ impl Background for BackgroundTask {
 
     fn woken(&mut self) {
         self.background.queue.woken();
-    }
-}
-
-impl BackgroundTask {
-    /// Adds a device that came back, on a thread of its own: the device may stall again.
-    fn add_whole(&self, name: String, device: Arc<dyn BlockDevice>) {
-        let shared = Arc::downgrade(&self.background.shared);
-        let add = move || {
-            let Some(shared) = shared.upgrade() else {
-                return;
-            };
-            let parts: &dyn Parts = &*shared;
-            if let Err(e) = parts.add(&name, &device, false, &mut crate::sleepy()) {
-                tracing::warn!("raid5: {name} came back and can't be added: {e}");
-            }
-        };
-        let thread = std::thread::Builder::new().name("pvblk-raid5-add".into());
-        if let Err(e) = thread.spawn(add) {
-            tracing::warn!("raid5: starting a thread: {e}");
-        }
     }
 }
 

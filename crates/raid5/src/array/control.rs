@@ -1,6 +1,7 @@
 //! [`Control`]: the parts of an array that orders and questions need, whichever core it has; and [`Parts`]: the questions that each core answers.
 
 use super::manage::Orders;
+use super::returns::Away;
 use super::{
     ArrayOptions, CoreKind, MemberNames, Origin, SpecParts, WritePath, limits_of, name_of,
 };
@@ -27,6 +28,8 @@ pub struct Control {
     /// The time that a member has for an I/O; `None`: it is waited for.
     pub(super) limit: Option<Duration>,
     pub(super) re_add: bool,
+    /// Devices that were members, and may have I/O left or come back.
+    pub(super) away: Mutex<Vec<Away>>,
     /// The device that comes back next, by the bitmap.
     pub(super) returning: Mutex<Option<Member>>,
     pub(super) core: CoreKind,
@@ -59,6 +62,7 @@ impl Control {
             adding: Mutex::default(),
             limit: options.member_timeout,
             re_add: options.re_add,
+            away: Mutex::default(),
             returning: Mutex::default(),
             core,
             origin: Mutex::new(Origin {
@@ -132,14 +136,8 @@ pub trait Parts: Send + Sync {
     /// The header of the write-intent bitmap, if there is one.
     fn bitmap_header(&self) -> Option<BitmapHeader>;
 
-    /// Refuses a device at which I/O of an earlier membership is left.
-    fn refuse_if_busy(&self, name: &str, device: &Arc<dyn BlockDevice>) -> Result<(), Error>;
-
-    /// Names of the devices that are to come back by themselves, with their places.
-    fn held(&self) -> Vec<(usize, String)>;
-
-    /// A device that is to come back by itself, by its place or name.
-    fn held_device(&self, text: &str) -> Option<(String, Arc<dyn BlockDevice>)>;
+    /// Calls for a question that tells whether I/O of an earlier membership is left at a device.
+    fn note_quiet(&self, note: &mut dyn FnMut(&dyn Fn(&Away) -> bool));
 
     /// The number of stripes is in its bounds.
     fn set_stripes(&self, stripes: usize) -> Result<(), Error>;

@@ -18,6 +18,7 @@ mod sync;
 pub use background::StripeBackground;
 
 use super::control::{Control, Parts, Snapshot, spares_now};
+use super::returns::Away;
 use super::{
     ArrayOptions, CoreKind, ManagedArray, MemberDevice, WritePath, check_stripes, write_clean,
 };
@@ -151,17 +152,8 @@ impl Parts for Shared {
         self.written.lock().bitmap.clone()
     }
 
-    fn refuse_if_busy(&self, _: &str, _: &Arc<dyn BlockDevice>) -> Result<(), Error> {
-        // Writes at a member have ended before it isn't one any more.
-        Ok(())
-    }
-
-    fn held(&self) -> Vec<(usize, String)> {
-        Vec::new()
-    }
-
-    fn held_device(&self, _: &str) -> Option<(String, Arc<dyn BlockDevice>)> {
-        None
+    fn note_quiet(&self, note: &mut dyn FnMut(&dyn Fn(&Away) -> bool)) {
+        note(&|_| false);
     }
 
     fn set_stripes(&self, stripes: usize) -> Result<(), Error> {
