@@ -41,6 +41,8 @@ pub struct Blocking {
     free: Vec<Box<Request>>,
     /// The read that was begun and not yet taken: sector and bytes.
     begun: Option<(u64, usize)>,
+    /// The first error of the requests in flight.
+    failed: Option<Error>,
     /// An operation was given up with requests in flight, which may still use the buffer.
     ended: bool,
     /// Keeps the buffer on the memory bill.
@@ -72,6 +74,7 @@ impl Blocking {
             done: Vec::with_capacity(DEPTH),
             free: Vec::with_capacity(DEPTH),
             begun: None,
+            failed: None,
             ended: false,
         })
     }
@@ -153,7 +156,7 @@ impl Blocking {
     }
 
     /// Begins a write of up to [`Blocking::window_bytes`], so that several devices can be written at a time. It is on stable storage when
-    /// [`Blocking::finish_write`] returns, which is to follow.
+    /// [`Blocking::try_finish_write`] says so. Until then nothing else may be done.
     pub fn begin_write(&mut self, sector: u64, from: &[u8]) -> Result<(), Error> {
         self.usable()?;
         assert!(from.len() <= self.window_bytes(), "more than fits");
@@ -162,9 +165,11 @@ impl Blocking {
         Ok(())
     }
 
-    /// Waits for the write that [`Blocking::begin_write`] began.
-    pub fn finish_write(&mut self, idle: &mut Idle<'_>) -> Result<(), Error> {
-        self.wait(idle)
+    /// The end of the write that [`Blocking::begin_write`] began, if it has ended.
+    pub fn try_finish_write(&mut self) -> Option<Result<(), Error>> {
+        self.queue.poll(&mut self.done);
+        self.take_done();
+        (self.queue.in_flight() == 0).then(|| self.failed.take().map_or(Ok(()), Err))
     }
 
     fn write_with(
@@ -206,19 +211,23 @@ impl Blocking {
 
     /// Waits for all requests, and returns the first error.
     fn wait(&mut self, idle: &mut Idle<'_>) -> Result<(), Error> {
-        let mut failed = None;
         while self.queue.in_flight() > 0 {
             if self.queue.poll(&mut self.done) == 0 {
                 idle().inspect_err(|_| self.ended = true)?;
             }
-            for Completion { request, status } in self.done.drain(..) {
-                if status != Status::Ok && failed.is_none() {
-                    failed = Some(failure(&self.name, &request, status));
-                }
-                self.free.push(request);
-            }
+            self.take_done();
         }
-        failed.map_or(Ok(()), Err)
+        self.failed.take().map_or(Ok(()), Err)
+    }
+
+    /// Takes requests that have ended, and the first error of them.
+    fn take_done(&mut self) {
+        for Completion { request, status } in self.done.drain(..) {
+            if status != Status::Ok && self.failed.is_none() {
+                self.failed = Some(failure(&self.name, &request, status));
+            }
+            self.free.push(request);
+        }
     }
 
     fn usable(&self) -> Result<(), Error> {

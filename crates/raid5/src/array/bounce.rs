@@ -5,8 +5,6 @@ use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_block::{Buffer, Error, Region, Request};
 use std::sync::Arc;
 
-/// Most bytes that are kept for later reads.
-const KEPT_BYTES: usize = 4 << 20;
 /// Smallest piece of memory.
 const LEAST_BYTES: usize = 4096;
 
@@ -21,16 +19,19 @@ pub(super) struct Bounced {
 pub(super) struct Bounces {
     free: Vec<Arc<Region>>,
     free_bytes: usize,
+    /// Most bytes that are kept for later reads.
+    kept_bytes: usize,
     /// Bytes in use and kept.
     memory: Gauge,
     bytes: u64,
 }
 
 impl Bounces {
-    pub fn new() -> Bounces {
+    pub fn new(kept_bytes: usize) -> Bounces {
         Bounces {
             free: Vec::new(),
             free_bytes: 0,
+            kept_bytes,
             memory: Gauge::fixed(
                 "raid5: reads of members with a time limit",
                 MemoryKind::Anonymous,
@@ -82,7 +83,7 @@ impl Bounces {
     fn keep(&mut self, region: Arc<Region>) {
         let size = region.len();
         // With another owner it could be written to by that.
-        if Arc::strong_count(&region) == 1 && self.free_bytes + size <= KEPT_BYTES {
+        if Arc::strong_count(&region) == 1 && self.free_bytes + size <= self.kept_bytes {
             self.free_bytes += size;
             self.free.push(region);
         } else {

@@ -20,6 +20,9 @@ use std::time::Duration;
 /// Longest wait of a queue that is closed for its I/O at the members.
 const LAST_WAIT: Duration = Duration::from_secs(10);
 
+/// Most bytes of memory that a queue keeps for later reads.
+const KEPT_BYTES: usize = 4 << 20;
+
 pub(super) struct ArrayQueue {
     shared: Arc<ArrayShared>,
     owner: usize,
@@ -80,7 +83,7 @@ impl ArrayQueue {
             changes: u64::MAX,
             closing: false,
             requests: MemberRequests::default(),
-            bounces: shared.control.limit.map(|_| Bounces::new()),
+            bounces: shared.control.limit.map(|_| Bounces::new(KEPT_BYTES)),
             bounced: Vec::new(),
             ios: Vec::new(),
             made: Vec::new(),

@@ -6,12 +6,16 @@
 //! | `queue` | a queue: the core's part of it, and queues to all members |
 //! | `sync` | the queue that rebuilds a member or makes parity right, and takes devices in |
 //! | `devices` | devices by slot |
-//! | `disk` | superblocks as on disk |
+//! | `disk` | superblocks and bitmap as on disk |
+//! | `patient` | a member that has a limited time, as its queues see it |
+//! | `patience` | members that don't answer in time, and devices that aren't members any more |
 //! | `background` | superblocks that a stop writes, and queues that were closed with work |
 
 mod background;
 mod devices;
 mod disk;
+mod patience;
+mod patient;
 mod queue;
 mod sync;
 
@@ -31,6 +35,8 @@ use background::{Chores, seen};
 use devices::{Devices, SLOTS};
 use disk::{OnDisk, Written};
 use parking_lot::Mutex;
+use patience::Patience;
+use patient::Ticks;
 use pvblk_block::stacked::{BackgroundThread, CompletionQueue, QueueTable, finish_within};
 use pvblk_block::{
     BlockDevice, Capabilities, Close, DeviceEvent, DeviceQueue, Error, EventHub, Extent, Extents,
@@ -55,6 +61,7 @@ struct Shared {
     /// Queues by number; a queue's owner number is one more.
     queues: QueueTable<CompletionQueue<Vec<Mail>>>,
     chores: Chores,
+    patience: Patience,
     /// Locked while superblocks are written.
     disk: Mutex<OnDisk>,
     written: Mutex<Written>,
@@ -153,7 +160,7 @@ impl Parts for Shared {
     }
 
     fn note_quiet(&self, note: &mut dyn FnMut(&dyn Fn(&Away) -> bool)) {
-        note(&|_| false);
+        note(&|away| self.patience.is_left(away));
     }
 
     fn set_stripes(&self, stripes: usize) -> Result<(), Error> {
@@ -192,7 +199,6 @@ impl StripeArray {
         check_stripes(options.stripes)?;
         let is_large = assembly.members.len() > MOST_MEMBERS;
         let missing = [
-            (options.member_timeout.is_some(), "a time limit of members"),
             (options.path != WritePath::Direct, "a stripe queue"),
             (is_large, "more than 62 members"),
         ];
@@ -224,14 +230,30 @@ impl StripeArray {
             assembly.unsynced.iter().map(stripes).collect(),
             assembly.bitmap.as_ref(),
             options.stripes,
+            options.member_timeout.is_some(),
         )?;
         let guessed = assembly.guessed;
+        let ticks = options.member_timeout.map(|_| Arc::new(Ticks::default()));
+        let devices = Devices::new(devices, &common.devices().0, ticks);
+        for (slot, device) in devices.all().into_iter().enumerate() {
+            let member = match assembly.members.get_mut(slot) {
+                Some(member) => member.as_mut(),
+                None => assembly
+                    .incoming
+                    .as_mut()
+                    .map(|incoming| &mut incoming.member),
+            };
+            if let (Some(member), Some(device)) = (member, device) {
+                member.device = device.opened().device;
+            }
+        }
         let disk = OnDisk::new(assembly);
         let shared = Shared {
-            devices: Devices::new(devices, &common.devices().0),
+            devices,
             common,
             queues: QueueTable::default(),
             chores: Chores::new(&control.wait),
+            patience: Patience::default(),
             written: Mutex::new(disk.written()),
             disk: Mutex::new(disk),
             syncs: Mutex::default(),

@@ -83,16 +83,22 @@ fn write_page(
             disks.at(at)?.begin_write(sector, bytes)?;
         }
     }
-    for at in all {
-        let disk = disks.at(at)?;
-        let Err(error) = disk.finish_write(idle) else {
-            continue;
-        };
-        if disk.is_ended() {
-            return Err(error);
+    while !all.is_empty() {
+        let before = all.len();
+        // All are looked at: none counts as late that has answered.
+        for at in std::mem::take(&mut all) {
+            match disks.at(at)?.try_finish_write() {
+                None => all.push(at),
+                Some(Ok(())) => {}
+                Some(Err(error)) => {
+                    tracing::warn!("raid5: bitmap: {error}");
+                    failed.push(at);
+                }
+            }
         }
-        tracing::warn!("raid5: bitmap: {error}");
-        failed.push(at);
+        if all.len() == before {
+            idle()?;
+        }
     }
     Ok(())
 }

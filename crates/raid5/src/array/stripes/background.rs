@@ -8,7 +8,10 @@ use super::{Shared, StripeArray};
 
 use crate::array::ManagedArray;
 use crate::array::control::Parts;
+use crate::array::returns::{Places, Returns, add_whole};
 use crate::array::told::{Seen, Told};
+use crate::blocking::{Idle, sleepy};
+use crate::core::TICKS;
 use crate::core::stripes::{Errand, Mail};
 
 use crate::words::Owner;
@@ -23,6 +26,9 @@ use std::time::{Duration, Instant};
 
 /// Interval at which queues that were closed with work are looked at.
 const LOOK: Duration = Duration::from_millis(1);
+
+/// The same for devices that went, and at which requests are left.
+const LOOK_LEFT: Duration = Duration::from_millis(20);
 
 /// Metadata is tried so often, in this interval: the process may be short of descriptors or memory for a moment. Then the array stops.
 const TRIES: usize = 3;
@@ -123,7 +129,10 @@ pub struct StripeBackground {
     begin: Instant,
     forgive_at: Duration,
     sync: SyncQueue,
+    returns: Returns,
     told: Told,
+    /// Devices that went have requests left.
+    leaves_some: bool,
     /// The array is being closed: no action is begun.
     is_last: bool,
 }
@@ -136,6 +145,8 @@ impl StripeBackground {
             begin: Instant::now(),
             forgive_at: FORGIVE,
             sync: SyncQueue::default(),
+            returns: Returns::default(),
+            leaves_some: false,
             is_last: false,
         }
     }
@@ -149,10 +160,23 @@ impl StripeBackground {
 
     /// Does what is due; `now` counts from any moment.
     pub fn work(&mut self, now: Duration) {
-        self.set_bits();
+        self.work_with(now, &mut sleepy());
+    }
+
+    /// The same; `idle` is called while it waits for metadata.
+    pub fn work_with(&mut self, now: Duration, idle: &mut Idle<'_>) {
+        let shared = Arc::clone(&self.shared);
+        let begin = Instant::now();
+        // A member that stalls while its metadata is written is given up, too.
+        let mut idle = || {
+            shared.tick(now + begin.elapsed());
+            idle()
+        };
+        shared.tick(now);
+        self.set_bits(&mut idle);
         let wanted = std::mem::take(&mut *self.shared.chores.superblocks.lock());
         for Chore { by, errand } in wanted {
-            let failed = self.write_superblocks(errand);
+            let failed = self.write_superblocks(errand, &mut idle);
             let answer = match errand {
                 Errand::Name { .. } => Mail::Named(failed),
                 Errand::Recovered { .. } | Errand::Resynced(_) => Mail::Told(failed),
@@ -171,12 +195,17 @@ impl StripeBackground {
         if now >= self.forgive_at {
             self.forgive_at = now + FORGIVE;
             self.shared.common.forgive_read_errors();
+            self.returns.forgive();
         }
         if !self.is_last {
             let orders = self.shared.control.orders.take();
-            self.sync.work(&self.shared, &orders, now);
+            self.look_for_returns(now, orders.frozen);
+            self.sync.work(&self.shared, &orders, now, &mut idle);
         }
-        let gone = self.shared.devices.forget(self.shared.common.devices().1);
+        self.leaves_some = self.shared.poll_left();
+        let live = self.shared.common.devices().1;
+        self.shared.note_gone(live);
+        let gone = self.shared.devices.forget(live);
         if !gone.is_empty() {
             // Idle queues are woken too: as long as one has a device open, no other program can have it.
             let queues = &self.shared.queues;
@@ -184,6 +213,20 @@ impl StripeBackground {
             drop(gone);
         }
         self.tell();
+    }
+
+    /// Looks after devices that are to come back; `frozen`: nothing is to begin.
+    fn look_for_returns(&mut self, now: Duration, frozen: bool) {
+        let common = &self.shared.common;
+        let places = Places {
+            wants: common.missing().filter(|_| common.takes_device()),
+            incoming: common.recovered().map(|(place, _)| place),
+            frozen,
+        };
+        self.returns.step(&*self.shared, now, places);
+        if let Some(whole) = self.returns.take_whole() {
+            add_whole(&self.shared, whole);
+        }
     }
 
     /// True if work is under way, or will be.
@@ -208,18 +251,22 @@ impl StripeBackground {
     }
 
     /// Writes superblocks; returns the slots (a mask) that failed that.
-    fn write_superblocks(&self, errand: Errand) -> u64 {
+    fn write_superblocks(&self, errand: Errand, idle: &mut Idle<'_>) -> u64 {
         let shared = &self.shared;
         let mut disk = shared.disk.lock();
+        let had = disk.superblocks();
         disk.apply(errand);
         disk.set_corrected(|slot| shared.common.corrected(slot));
         let before = disk.live();
-        let written = shared.try_writing(&mut disk, |disk| disk.write(errand, before));
+        let written = shared.try_writing(&mut disk, |disk| disk.write(errand, before, idle));
+        let live = disk.live();
+        let gone = had.into_iter().filter(|(slot, _)| live & 1 << slot == 0);
+        shared.patience.will_go(gone);
         written.unwrap_or(before)
     }
 
     /// Sets the bits that queues wait for, all at once.
-    fn set_bits(&self) {
+    fn set_bits(&self, idle: &mut Idle<'_>) {
         let shared = &self.shared;
         let wanted = std::mem::take(&mut *shared.chores.bits.lock());
         if wanted.is_empty() {
@@ -227,7 +274,7 @@ impl StripeBackground {
         }
         let stripes: Vec<u64> = wanted.iter().map(|(_, stripe)| *stripe).collect();
         let mut disk = shared.disk.lock();
-        let failed = shared.try_writing(&mut disk, |disk| disk.set_bits(&stripes));
+        let failed = shared.try_writing(&mut disk, |disk| disk.set_bits(&stripes, idle));
         if failed.is_some() {
             shared.common.bits_are_set(stripes);
         }
@@ -276,7 +323,10 @@ impl Background for StripeBackground {
         self.work(now);
         let look = self.shared.chores.has_queues().then_some(LOOK);
         let forgive = self.forgive_at.saturating_sub(self.begin.elapsed());
+        let tick = self.shared.control.limit.map(|limit| limit / TICKS);
+        let left = self.leaves_some.then_some(LOOK_LEFT);
         let naps = look.into_iter().chain(self.sync.nap(&self.shared, now));
+        let naps = naps.chain(tick).chain(left);
         let nap = naps.chain([forgive]).min();
         nap.map_or(Due::Never, |nap| Due::At(Instant::now() + nap))
     }

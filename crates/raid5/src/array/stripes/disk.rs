@@ -1,6 +1,6 @@
 //! [`OnDisk`]: members and their superblocks, as on disk.
 
-use crate::blocking::sleepy;
+use crate::blocking::Idle;
 use crate::core::stripes::{Change, Errand};
 use crate::identity::now_secs;
 use crate::repair::{At, names_missing, write_bits, write_progress};
@@ -78,6 +78,13 @@ impl OnDisk {
         }
     }
 
+    /// Superblocks of the devices that have some, by slot.
+    pub fn superblocks(&self) -> Vec<(usize, Superblock)> {
+        let all = At::all(&self.assembly).into_iter();
+        let one = |at: At| Some((self.slot(at), at.of(&self.assembly)?.superblock.clone()));
+        all.filter_map(one).collect()
+    }
+
     /// The slot of the device that is being rebuilt, if there is one.
     pub fn incoming_slot(&self) -> usize {
         self.incoming
@@ -103,15 +110,20 @@ impl OnDisk {
 
     /// Writes superblocks for an errand that was applied; returns the slots (a mask) that failed that. Others' superblocks leave them out if the
     /// errand is a name. `before`: those that had superblocks before the first try.
-    pub fn write(&mut self, errand: Errand, before: u64) -> Result<u64, Error> {
+    pub fn write(
+        &mut self,
+        errand: Errand,
+        before: u64,
+        idle: &mut Idle<'_>,
+    ) -> Result<u64, Error> {
         match errand {
             Errand::Name { .. } => {
-                write_superblocks(&mut self.assembly, false, now_secs(), &mut sleepy())?;
+                write_superblocks(&mut self.assembly, false, now_secs(), idle)?;
                 self.settle();
                 Ok(before & !self.live())
             }
             Errand::Recovered { .. } | Errand::Resynced(_) => {
-                let failed = write_progress(&mut self.assembly, now_secs(), &mut sleepy())?;
+                let failed = write_progress(&mut self.assembly, now_secs(), idle)?;
                 Ok(self.mask(&failed))
             }
         }
@@ -124,18 +136,18 @@ impl OnDisk {
     }
 
     /// Sets the bits of these stripes on all devices; returns the slots (a mask) that failed that.
-    pub fn set_bits(&mut self, stripes: &[u64]) -> Result<u64, Error> {
+    pub fn set_bits(&mut self, stripes: &[u64], idle: &mut Idle<'_>) -> Result<u64, Error> {
         let geometry = &self.assembly.geometry;
         if let Some(bitmap) = &mut self.assembly.bitmap {
             for stripe in stripes {
                 bitmap.set(geometry.stripe_member_sector(*stripe), STRIPE_SECTORS);
             }
         }
-        self.write_bits()
+        self.write_bits(idle)
     }
 
     /// Takes the bits of chunks away that nobody counts on, and whose stripes are on stable storage. Returns the slots (a mask) that failed that.
-    pub fn clear_bits(&mut self, chunks: &Chunks) -> Result<u64, Error> {
+    pub fn clear_bits(&mut self, chunks: &Chunks, idle: &mut Idle<'_>) -> Result<u64, Error> {
         let events = self.assembly.events();
         let Some(bitmap) = &mut self.assembly.bitmap else {
             return Ok(0);
@@ -144,18 +156,18 @@ impl OnDisk {
         if !bitmap.begin_clearing(events, is_clear) {
             return Ok(0);
         }
-        let failed = self.write_bits()?;
+        let failed = self.write_bits(idle)?;
         if failed != 0 {
             return Ok(failed);
         }
         if let Some(bitmap) = &mut self.assembly.bitmap {
             bitmap.clear(is_clear);
         }
-        self.write_bits()
+        self.write_bits(idle)
     }
 
-    fn write_bits(&mut self) -> Result<u64, Error> {
-        let failed = write_bits(&mut self.assembly, &mut sleepy())?;
+    fn write_bits(&mut self, idle: &mut Idle<'_>) -> Result<u64, Error> {
+        let failed = write_bits(&mut self.assembly, idle)?;
         Ok(self.mask(&failed))
     }
 

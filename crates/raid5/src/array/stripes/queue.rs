@@ -115,7 +115,11 @@ impl QueueState {
         let mut opened = Ok(());
         for (slot, known) in known.iter().enumerate() {
             if self.at_slots[slot].is_some() && !self.core.uses(slot) {
-                (self.members[slot], self.at_slots[slot]) = (None, None);
+                if let Some(mut lower) = self.members[slot].take() {
+                    // Its descriptor may stay open, if requests are left there.
+                    lower.leave_poller(&self.poller);
+                }
+                self.at_slots[slot] = None;
             }
             let is_live = live & 1 << slot != 0;
             is_settled &= is_live || self.at_slots[slot].is_none();
@@ -126,7 +130,7 @@ impl QueueState {
             let Some(device) = self.shared.devices.get(slot, known) else {
                 continue;
             };
-            match open_member(&device.member, &self.below) {
+            match open_member(&device.opened(), &self.below) {
                 Ok(lower) => self.members[slot] = Some(lower),
                 Err(error) => (opened, is_settled) = (Err(error), false),
             }

@@ -8,7 +8,7 @@ use crate::array::pace::{Pace, Speeds};
 use crate::array::{MemberDevice, control::Parts};
 use crate::core::stripes::{Device, Early, QueueCore, SyncEnd};
 use crate::core::{Action, SyncNow};
-use crate::{Blocking, Member, Role, STRIPE_SECTORS};
+use crate::{Blocking, Idle, Member, Role, STRIPE_SECTORS};
 use pvblk_block::stacked::Due;
 use pvblk_block::{Error, QueueContext};
 use pvblk_sys::Poller;
@@ -102,11 +102,19 @@ pub(super) struct SyncQueue {
     begin_at: Option<Duration>,
     /// The time of the last sweep of the bitmap.
     swept_at: Duration,
+    /// Its sweep hasn't ended, or bits weren't taken away after that.
+    sweeps: bool,
 }
 
 impl SyncQueue {
     /// Does what is due; `now` counts from any moment.
-    pub fn work(&mut self, shared: &Arc<Shared>, orders: &PendingOrders, now: Duration) {
+    pub fn work(
+        &mut self,
+        shared: &Arc<Shared>,
+        orders: &PendingOrders,
+        now: Duration,
+        idle: &mut Idle<'_>,
+    ) {
         self.pace.note_requests(now, shared.common.requests());
         self.retry_at.take_if(|at| now >= *at);
         if let Some(queue) = &mut self.queue {
@@ -118,7 +126,8 @@ impl SyncQueue {
         }
         self.end_arrival(shared);
         self.end_action(shared);
-        self.sweep(shared, now);
+        self.sweep(shared, now, idle);
+        self.kick_stalled(shared);
         let is_under_way = |queue: &QueueState| queue.sync_now().is_some();
         if !self.queue.as_deref().is_some_and(is_under_way) {
             self.begin(shared, orders, now);
@@ -143,13 +152,14 @@ impl SyncQueue {
         }
         shared.syncs.lock().goes_on(sync);
         self.end_action(shared);
-        if let Some(queue) = self.queue.take_if(|queue| queue.is_idle()) {
+        let sweeps = self.sweeps;
+        if let Some(queue) = self.queue.take_if(|queue| queue.is_idle() && !sweeps) {
             queue.close();
         }
     }
 
     /// Takes bits of the bitmap away that aren't needed any more, every few seconds.
-    fn sweep(&mut self, shared: &Arc<Shared>, now: Duration) {
+    fn sweep(&mut self, shared: &Arc<Shared>, now: Duration, idle: &mut Idle<'_>) {
         let Some(chunks) = shared.common.chunks() else {
             return;
         };
@@ -158,23 +168,39 @@ impl SyncQueue {
             let opened = self.queue(shared).and_then(|queue| {
                 queue.follow_members()?;
                 queue.step(QueueCore::start_sweep);
-                Ok(())
+                Ok(queue.is_sweeping())
             });
-            if let Err(error) = opened {
-                tracing::debug!("{}: {error}", shared.control.name);
+            match opened {
+                Ok(sweeps) => self.sweeps |= sweeps,
+                Err(error) => tracing::debug!("{}: {error}", shared.control.name),
             }
         }
         let Some(queue) = &mut self.queue else { return };
-        let was_sweeping = queue.is_sweeping();
         queue.step(QueueCore::go_on_sweeping);
-        if !was_sweeping || queue.is_sweeping() {
+        let is_sweeping = queue.is_sweeping();
+        if !std::mem::replace(&mut self.sweeps, is_sweeping) || is_sweeping {
             return;
         }
         let mut disk = shared.disk.lock();
-        let failed = shared.try_writing(&mut disk, |disk| disk.clear_bits(chunks));
+        let failed = shared.try_writing(&mut disk, |disk| disk.clear_bits(chunks, idle));
         drop(disk);
         if let Some(failed) = failed.filter(|failed| *failed != 0) {
             queue.step(|core| core.devices_failed(failed));
+        }
+    }
+
+    /// Members that didn't answer in time are kicked.
+    fn kick_stalled(&mut self, shared: &Arc<Shared>) {
+        let stalled = shared.patience.take_stalled();
+        if stalled == 0 {
+            return;
+        }
+        match self.queue(shared) {
+            Ok(queue) => queue.step(|core| core.devices_failed(stalled)),
+            Err(error) => {
+                tracing::debug!("{}: {error}", shared.control.name);
+                shared.patience.put_off(stalled);
+            }
         }
     }
 
@@ -230,10 +256,6 @@ impl SyncQueue {
         if let Some(place) = self.replaces.take_if(|_| !is_free || missing.is_some()) {
             let name = &shared.control.name;
             tracing::warn!("{name}: member {place} can't be replaced now");
-        }
-        if missing.is_none() {
-            // Another device has its place.
-            *shared.control.returning.lock() = None;
         }
         let missing = missing.filter(|_| is_free);
         match missing.or(self.replaces).filter(|_| !orders.frozen) {
@@ -298,13 +320,17 @@ impl SyncQueue {
             name: name.clone(),
         };
         let slot = shared.devices.arrive(at_slot, &known);
-        let Some(slot) = slot else {
+        let Some((slot, opened)) = slot else {
             let error = Error::config("queues still have members that were lost");
             drop(spares);
             return Err(self.put_off(shared, member, by_bitmap, error));
         };
         *shared.control.arriving.lock() = Some(name);
         drop(spares);
+        let member = Member {
+            device: opened,
+            ..member
+        };
         shared.disk.lock().arrive(slot, member, by_bitmap);
         self.replaces = None;
         let queue = self.queue(shared)?;

@@ -334,7 +334,7 @@ impl QueueCore {
         let Some((plan, pieces)) = ready else {
             return self.end_batch(token, Vec::new(), true);
         };
-        let calculation = view.calculation(&record.known, &plan, &pieces, true);
+        let calculation = view.calculation(&record.known, &plan, &pieces, !self.common.limited);
         let pages = record.head_pages().expect("a batch has pages");
         let partial = match calculation.partial {
             false => Ok(None),

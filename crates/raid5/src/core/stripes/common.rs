@@ -32,6 +32,8 @@ pub(super) struct Setup {
     pub(super) dirty: bool,
     /// Those of the write-intent bitmap.
     pub(super) chunks: Option<Chunks>,
+    /// Devices may be given up with I/O in flight.
+    pub(super) limited: bool,
     /// Blocks of a device that may be calculated before it is kicked.
     pub(super) most_read_errors: u32,
     /// Number of words. Stripes share them if there are more.
@@ -86,6 +88,7 @@ impl Setup {
             unsynced: Unsynced::default(),
             dirty: false,
             chunks: bitmap.map(|bitmap| Chunks::new(bitmap.chunk_shift(), bitmap.marks())),
+            limited: false,
             most_read_errors: MOST_READ_ERRORS,
             words: stripes * WORDS,
             sets: stripes,
@@ -122,6 +125,8 @@ pub struct Common {
     pub(super) chunks: Option<Chunks>,
     /// Locked while bits are set, or a rebuild passes over stripes whose bits aren't.
     pub(super) passing: Mutex<()>,
+    /// Devices may be given up with I/O in flight: no memory of requests is written.
+    pub(super) limited: bool,
     pub(super) stock: Arc<Stock<StripePages>>,
     memory: PageMemory,
     /// Places at words, and at logs.
@@ -144,7 +149,7 @@ pub struct Common {
 impl Common {
     /// An array of these members, by role, with pages for so many stripes. `incoming`: a device that becomes the member of a role, with the
     /// stripes that it holds from the first on; its slot comes after the members'. `unsynced`: stripes whose parity isn't known to be right.
-    /// `bitmap`: as it is on all members.
+    /// `bitmap`: as it is on all members. `limited`: devices may be given up with I/O in flight, so writes of requests are copied.
     pub fn of(
         geometry: Geometry,
         members: Vec<Option<(&Superblock, Limits)>>,
@@ -152,9 +157,11 @@ impl Common {
         unsynced: Vec<Range<u64>>,
         bitmap: Option<&WriteIntent>,
         stripes: usize,
+        limited: bool,
     ) -> Result<Arc<Common>, Error> {
         let mut setup = Setup::of(geometry, members, incoming, bitmap, stripes);
         setup.unsynced = Unsynced(unsynced);
+        setup.limited = limited;
         Common::new(setup)
     }
 
@@ -186,6 +193,7 @@ impl Common {
             logs,
             chunks: setup.chunks,
             passing: Mutex::new(()),
+            limited: setup.limited,
             stock: Stock::new(sets),
             memory,
             places: Places::new(places),

@@ -57,6 +57,7 @@ impl Array {
             unsynced: Unsynced::default(),
             dirty,
             chunks,
+            limited: false,
             most_read_errors: 20,
             words: 8,
             sets: 8,

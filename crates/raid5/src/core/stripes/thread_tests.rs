@@ -82,6 +82,7 @@ impl Shared {
             unsynced: Unsynced::default(),
             dirty: rng.bool(),
             chunks: None,
+            limited: false,
             most_read_errors: rng.u32(..3),
             words: 4,
             sets: 3,

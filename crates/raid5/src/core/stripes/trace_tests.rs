@@ -137,6 +137,7 @@ fn array(bound: &Bound) -> Arc<Common> {
         dirty: true,
         // The model knows no blocks that can't be read once.
         chunks: None,
+        limited: false,
         most_read_errors: 0,
         words: STRIPES as usize,
         sets: 8,

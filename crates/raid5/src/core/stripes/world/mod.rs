@@ -204,6 +204,7 @@ impl World {
             members: Members::new(disk.roles.clone(), incoming),
             unsynced: Unsynced(unsynced.0.clone()),
             dirty: disk.dirty,
+            limited: rng.u32(..4) == 0,
             most_read_errors: *rng.choice(&[0, 1, 4, 100]).expect("one of them"),
             words,
             sets,
