@@ -56,6 +56,7 @@ fn taken() -> Result<(), Stop> {
         ("bitmap", LOCK),
         ("resync", LOCK),
         ("ppl", WORDS),
+        ("bitmap", WORDS),
         ("resync", WORDS),
     ];
     for (policy, core) in kinds {
@@ -183,7 +184,12 @@ fn checked() -> Result<(), Stop> {
 
 fn replaced() -> Result<(), Stop> {
     need(&["mdadm", "nbdcopy", "cmp"])?;
-    for (policy, core) in [("ppl", LOCK), ("bitmap", LOCK), ("ppl", WORDS)] {
+    for (policy, core) in [
+        ("ppl", LOCK),
+        ("bitmap", LOCK),
+        ("ppl", WORDS),
+        ("bitmap", WORDS),
+    ] {
         let (disks, image) = array(5, policy)?;
         let mut served = Managed::start_with(&names(&disks, &[0, 1, 2, 3]), core)?;
         served.write(&image)?;
@@ -296,7 +302,8 @@ fn restarted() -> Result<(), Stop> {
     // Each core goes on with the other's rebuild.
     let kinds = [
         ("ppl", LOCK, WORDS),
-        ("bitmap", LOCK, LOCK),
+        ("bitmap", LOCK, WORDS),
+        ("bitmap", WORDS, LOCK),
         ("resync", WORDS, LOCK),
         ("ppl", WORDS, WORDS),
     ];

@@ -26,7 +26,7 @@ use super::returns::Away;
 use super::{
     ArrayOptions, CoreKind, ManagedArray, MemberDevice, WritePath, check_stripes, write_clean,
 };
-use crate::blocking::sleepy;
+use crate::blocking::{Idle, sleepy};
 use crate::core::State;
 use crate::core::stripes::{Common, Errand, Mail};
 use crate::words::Owner;
@@ -306,8 +306,18 @@ impl StripeArray {
         first.map(|stripe| stripe * STRIPE_SECTORS)
     }
 
+    /// True if superblocks leave a member out, and words don't know of that yet.
+    pub fn is_kicking(&self) -> bool {
+        self.shared.common.missing().is_none() && self.left_out().is_some()
+    }
+
+    /// The place without a member in superblocks that were written last, or are to be.
+    pub fn left_out(&self) -> Option<usize> {
+        self.shared.disk.lock().assembly.failed()
+    }
+
     /// Ends in order, when all queues are closed: everything is on stable storage, and superblocks say clean.
-    fn stop(&self) -> Result<(), Error> {
+    pub fn stop(&self, idle: &mut Idle<'_>) -> Result<(), Error> {
         let mut disk = self.shared.disk.lock();
         let common = &self.shared.common;
         let (recovered, unsynced) = (common.recovered(), common.first_unsynced());
@@ -323,7 +333,7 @@ impl StripeArray {
         let first = unsynced.unwrap_or(u64::MAX / STRIPE_SECTORS);
         disk.apply(Errand::Resynced(first));
         disk.set_corrected(|slot| common.corrected(slot));
-        write_clean(&mut disk.assembly, &mut sleepy())
+        write_clean(&mut disk.assembly, idle)
     }
 }
 
@@ -417,7 +427,7 @@ impl Close for StripeArray {
                 "{name}: I/O at its members doesn't end, so it isn't clean"
             )));
         }
-        self.stop()
+        self.stop(&mut sleepy())
     }
 }
 

@@ -17,9 +17,10 @@ use crate::core::stripes::{Errand, Mail};
 use crate::words::Owner;
 
 use parking_lot::Mutex;
-use pvblk_block::Error;
 use pvblk_block::stacked::{Background, Due, WaitEntry};
+use pvblk_block::{BlockDevice, Error};
 use pvblk_sys::Poller;
+use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -160,16 +161,17 @@ impl StripeBackground {
 
     /// Does what is due; `now` counts from any moment.
     pub fn work(&mut self, now: Duration) {
-        self.work_with(now, &mut sleepy());
+        let begin = Instant::now();
+        self.work_with(&|| now + begin.elapsed(), &mut sleepy());
     }
 
-    /// The same; `idle` is called while it waits for metadata.
-    pub fn work_with(&mut self, now: Duration, idle: &mut Idle<'_>) {
+    /// The same by another clock; `idle` is called while it waits for metadata.
+    pub fn work_with(&mut self, clock: &dyn Fn() -> Duration, idle: &mut Idle<'_>) {
         let shared = Arc::clone(&self.shared);
-        let begin = Instant::now();
+        let now = clock();
         // A member that stalls while its metadata is written is given up, too.
         let mut idle = || {
-            shared.tick(now + begin.elapsed());
+            shared.tick(clock());
             idle()
         };
         shared.tick(now);
@@ -224,9 +226,11 @@ impl StripeBackground {
             frozen,
         };
         self.returns.step(&*self.shared, now, places);
-        if let Some(whole) = self.returns.take_whole() {
-            add_whole(&self.shared, whole);
-        }
+    }
+
+    /// The device that is to be added as a spare, since it came back and is to be rebuilt whole. Adding waits for the device.
+    pub fn take_whole(&mut self) -> Option<(String, Arc<dyn BlockDevice>)> {
+        self.returns.take_whole()
     }
 
     /// True if work is under way, or will be.
@@ -258,7 +262,9 @@ impl StripeBackground {
         disk.apply(errand);
         disk.set_corrected(|slot| shared.common.corrected(slot));
         let before = disk.live();
-        let written = shared.try_writing(&mut disk, |disk| disk.write(errand, before, idle));
+        let written = shared.try_writing(&mut disk, idle, |disk, idle| {
+            disk.write(errand, before, idle)
+        });
         let live = disk.live();
         let gone = had.into_iter().filter(|(slot, _)| live & 1 << slot == 0);
         shared.patience.will_go(gone);
@@ -274,7 +280,8 @@ impl StripeBackground {
         }
         let stripes: Vec<u64> = wanted.iter().map(|(_, stripe)| *stripe).collect();
         let mut disk = shared.disk.lock();
-        let failed = shared.try_writing(&mut disk, |disk| disk.set_bits(&stripes, idle));
+        let failed =
+            shared.try_writing(&mut disk, idle, |disk, idle| disk.set_bits(&stripes, idle));
         if failed.is_some() {
             shared.common.bits_are_set(stripes);
         }
@@ -286,19 +293,25 @@ impl StripeBackground {
 }
 
 impl Shared {
-    /// Writes metadata, and tries that again. `None`: it isn't possible.
+    /// Writes metadata, and tries that again. `None`: it isn't possible, or `idle` has ended it.
     pub(super) fn try_writing<T>(
         &self,
         disk: &mut OnDisk,
-        mut write: impl FnMut(&mut OnDisk) -> Result<T, Error>,
+        idle: &mut Idle<'_>,
+        mut write: impl FnMut(&mut OnDisk, &mut Idle<'_>) -> Result<T, Error>,
     ) -> Option<T> {
+        let ended = Cell::new(false);
+        let mut idle = || idle().inspect_err(|_| ended.set(true));
         for _ in 0..TRIES {
-            match write(disk) {
+            match write(disk, &mut idle) {
                 Ok(done) => {
                     *self.written.lock() = disk.written();
                     return Some(done);
                 }
                 Err(error) => tracing::error!("{}: metadata: {error}", self.control.name),
+            }
+            if ended.get() {
+                break;
             }
             std::thread::sleep(PAUSE);
         }
@@ -321,6 +334,9 @@ impl Background for StripeBackground {
     fn step(&mut self) -> Due {
         let now = self.begin.elapsed();
         self.work(now);
+        if let Some(whole) = self.take_whole() {
+            add_whole(&self.shared, whole);
+        }
         let look = self.shared.chores.has_queues().then_some(LOOK);
         let forgive = self.forgive_at.saturating_sub(self.begin.elapsed());
         let tick = self.shared.control.limit.map(|limit| limit / TICKS);

@@ -182,7 +182,8 @@ impl SyncQueue {
             return;
         }
         let mut disk = shared.disk.lock();
-        let failed = shared.try_writing(&mut disk, |disk| disk.clear_bits(chunks, idle));
+        let failed =
+            shared.try_writing(&mut disk, idle, |disk, idle| disk.clear_bits(chunks, idle));
         drop(disk);
         if let Some(failed) = failed.filter(|failed| *failed != 0) {
             queue.step(|core| core.devices_failed(failed));

@@ -1,8 +1,10 @@
 //! An array, its users and its members, one step at a time.
 
+use super::boot::Turns;
 use super::inspect::RawMembers;
 use super::profile::{ArrayProfile, Losses, Policy};
 use super::sabotage::{Areas, of_member};
+use super::served::{Keeper, Served};
 use super::shape::Shape;
 use crate::bugs::Bug;
 use crate::disk::{Crash, CrashDisk, DiskSetup, Fails, Survives};
@@ -12,18 +14,17 @@ use crate::user::User;
 use crate::workload::Workload;
 use crate::{drop_killed, pick};
 use fastrand::Rng;
-use pvblk_block::Reclaim;
 use pvblk_raid5::{
-    BackgroundWork, Consistency, Layout, ManagedArray, NewArray, PplHeader, Raid5, SUPER_SECTOR,
-    Superblock, WriteIntent, ppl_signature,
+    Consistency, CoreKind, Layout, NewArray, PplHeader, SUPER_SECTOR, Superblock, WriteIntent,
+    ppl_signature,
 };
 use std::sync::Arc;
 use std::time::Duration;
 
 /// The process that serves the array.
 pub struct ArrayProcess {
-    pub array: Arc<Raid5>,
-    pub background: Option<BackgroundWork>,
+    pub array: Arc<dyn Served>,
+    pub background: Option<Keeper>,
     pub users: Vec<User>,
 }
 
@@ -65,15 +66,22 @@ pub struct Array {
     /// Number of power cycles that are over.
     pub cycles: u32,
     pub bug: Option<Bug>,
+    /// Power is to be cut, since it was while metadata was written.
+    is_cut: bool,
+    /// A cycle's work goes on.
+    works: bool,
+    /// Something is wrong that was found while metadata was written.
+    trouble: Option<String>,
 }
 
 impl Array {
     /// New members of an array that was never started.
-    pub fn new(seed: u64, bug: Option<Bug>, mut log: Log) -> Result<Array, String> {
+    pub fn new(seed: u64, bug: Option<Bug>, mut log: Log, core: CoreKind) -> Result<Array, String> {
         let mut rng = Rng::with_seed(seed);
         let profile = ArrayProfile::new(&mut rng)
             .with_zeroes(seed)
-            .with_stalls(seed);
+            .with_stalls(seed)
+            .with_core(core);
         let shape = profile.shape;
         let all = [shape.members as u64, shape.chunk, shape.rows];
         log.add("an array of # members, chunks of # sectors, # rows", all);
@@ -104,6 +112,9 @@ impl Array {
             lazy,
             cycles: 0,
             bug,
+            is_cut: false,
+            works: false,
+            trouble: None,
             profile,
         };
         array.create()?;
@@ -195,6 +206,11 @@ impl Array {
         Ok(())
     }
 
+    /// True if the power was cut while metadata was written: what is left of the array is only to be dropped.
+    pub fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
     pub fn shape(&self) -> Shape {
         self.profile.shape
     }
@@ -210,7 +226,20 @@ impl Array {
         let Some(background) = &mut process.background else {
             return false;
         };
-        background.step(self.w.log.elapsed());
+        // Only while there is work: else the array has to be whole in the end.
+        let cuts = self.works && self.w.rng.u8(..64) == 0;
+        let left = cuts.then(|| self.w.rng.u64(..60));
+        let mut turns = Turns::new(&self.disks, &mut self.w.rng, left);
+        background.step(self.w.log.elapsed(), &self.w.log, &mut turns);
+        let (is_cut, trouble) = turns.end();
+        self.trouble = self.trouble.take().or(trouble);
+        if is_cut {
+            self.w
+                .log
+                .add("the power goes while metadata is written", []);
+            (self.is_cut, self.w.may_fail) = (true, true);
+            return true;
+        }
         let busy = background.is_busy();
         let state = process.array.places();
         for (place, name) in state.into_iter().enumerate() {
@@ -255,7 +284,8 @@ impl Array {
         let mut end = steps;
         let mut step = 0;
         let replaces = self.profile.spare && self.w.rng.u8(..4) == 0;
-        while step < end {
+        self.works = true;
+        while step < end && !self.is_cut {
             if replaces && step == second {
                 self.replace();
             }
@@ -280,6 +310,7 @@ impl Array {
                 end = end.min(step + self.w.rng.u64(..64));
             }
         }
+        self.works = false;
         Ok(())
     }
 
@@ -412,6 +443,7 @@ impl Array {
         self.w.log.count("cuts", 1);
         self.w.log.count("sectors in caches at cuts", lost);
         self.rebuilding = false;
+        (self.is_cut, self.works) = (false, false);
         self.w.may_fail = false;
         if kicked.is_some_and(|disk| self.is_named(disk)) {
             self.w.checker.kicked(true);
@@ -456,6 +488,9 @@ impl Actors for Array {
             return Ok(());
         }
         self.keep();
+        if let Some(why) = self.trouble.take() {
+            return Err(why);
+        }
         self.end_stall();
         let process = self.process.as_ref();
         process.map_or(Ok(()), |p| p.array.check_queues())

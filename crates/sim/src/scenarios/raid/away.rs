@@ -3,7 +3,7 @@
 use super::array::Array;
 use super::boot::Turns;
 use pvblk_block::BlockDevice;
-use pvblk_raid5::{ManagedArray, ReAdded, Role};
+use pvblk_raid5::{ReAdded, Role};
 use std::sync::Arc;
 
 impl Array {

@@ -2,16 +2,14 @@
 
 use super::array::{Array, ArrayProcess};
 use super::profile::{Losses, Policy};
+use super::served;
 use super::shape::BLOCK_SECTORS;
 use crate::disk::CrashDisk;
 use crate::scheduler::Actors;
 use crate::user::User;
 use fastrand::Rng;
 use pvblk_block::{BlockDevice, Error, ErrorKind};
-use pvblk_raid5::{
-    ArrayOptions, AssembleOptions, BackgroundWork, ManagedArray, Raid5, WritePath, assemble,
-    prepare,
-};
+use pvblk_raid5::{ArrayOptions, AssembleOptions, WritePath, assemble, prepare};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -71,6 +69,11 @@ impl<'a> Turns<'a> {
             return stop("trouble");
         }
         Ok(())
+    }
+
+    /// Whether the power was cut, and what is wrong.
+    pub fn end(self) -> (bool, Option<String>) {
+        (self.cut, self.wrong)
     }
 
     /// The reason that belongs to the error of an operation.
@@ -242,12 +245,11 @@ impl Array {
             re_add: self.profile.re_add,
             ..ArrayOptions::default()
         };
-        let array = Raid5::start(assembly, &options);
-        let array = array.map_err(|e| Stop::Refused(e.to_string()))?;
+        let started = served::start(self.profile.core, assembly, &options);
+        let (array, background) = started.map_err(|e| Stop::Refused(e.to_string()))?;
         let device: Arc<dyn BlockDevice> = array.clone();
         self.w.checker.started();
         let users = User::open_all(&device, &mut self.w).map_err(Stop::Wrong)?;
-        let background = BackgroundWork::new(&array).map_err(|e| Stop::Wrong(e.to_string()))?;
         // The speed is high enough for a clock that hardly moves.
         array
             .set_speed(4000, 40_000)

@@ -17,17 +17,21 @@ mod boot;
 mod inspect;
 mod profile;
 mod sabotage;
+mod served;
 mod shape;
 
 pub use array::Array;
+pub use served::WordsArray;
 
 use crate::ScenarioState;
 use crate::bugs::{Bug, Code, logic};
 use crate::log::Log;
 use crate::scheduler::Actors;
+use pvblk_raid5::CoreKind;
 
-pub fn bugs() -> Vec<Bug> {
-    let mut all = vec![
+/// Bugs of the disks below, which any array has to find.
+pub fn bugs_of_words() -> Vec<Bug> {
+    vec![
         Bug::FuaForgotten,
         Bug::FlushOneLess,
         Bug::FlushOneQueue,
@@ -45,14 +49,18 @@ pub fn bugs() -> Vec<Bug> {
         Bug::FlushOneMember,
         Bug::PositionNotFlushed,
         Bug::IntentNotAwaited,
-    ];
+    ]
+}
+
+pub fn bugs() -> Vec<Bug> {
+    let mut all = bugs_of_words();
     all.extend(logic(Code::Array));
     all
 }
 
 impl ScenarioState for Array {
     fn new(seed: u64, bug: Option<Bug>, log: Log) -> Result<Array, String> {
-        Array::new(seed, bug, log)
+        Array::new(seed, bug, log, CoreKind::Lock)
     }
 
     fn drive(&mut self) -> Result<(), String> {
@@ -65,6 +73,7 @@ impl ScenarioState for Array {
             if !looks || self.read_and_look(most)? {
                 self.work()?;
                 match self.w.rng.u8(..8) {
+                    _ if self.is_cut() => {}
                     0 => {
                         self.rest()?;
                         // A failed array leaves stripes unfinished.

@@ -4,6 +4,7 @@ use super::shape::Shape;
 use crate::pick;
 use crate::workload::{Load, Mix};
 use fastrand::Rng;
+use pvblk_raid5::CoreKind;
 
 /// The means by which parity is made right after a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +75,7 @@ pub struct ArrayProfile {
     pub limit: Option<u64>,
     /// Members that stalled come back by themselves.
     pub re_add: bool,
+    pub core: CoreKind,
 }
 
 impl ArrayProfile {
@@ -108,6 +110,16 @@ impl ArrayProfile {
             },
             // A member that is kicked before all parity was made takes data along.
             later: false,
+            ..self
+        }
+    }
+
+    /// With this core, and what it has.
+    #[must_use]
+    pub fn with_core(self, core: CoreKind) -> ArrayProfile {
+        ArrayProfile {
+            queued: self.queued && core == CoreKind::Lock,
+            core,
             ..self
         }
     }
@@ -194,6 +206,7 @@ impl ArrayProfile {
             holes: false,
             limit: None,
             re_add: false,
+            core: CoreKind::Lock,
             shape,
         }
     }

@@ -195,10 +195,9 @@ mod tests {
     use crate::VolumeSpec;
 
     #[test]
-    fn a_core_is_one_of_two_and_words_refuses_parts_that_it_has_not() {
+    fn a_core_is_one_of_two_and_words_refuses_the_stripe_queue() {
         for (options, said) in [
             ("core=fast", "core `fast` is not lock or words"),
-            ("core=words,member-timeout=1s", "no member-timeout yet"),
             (
                 "core=words,write-path=stripe-queue",
                 "no write-path=stripe-queue yet",
