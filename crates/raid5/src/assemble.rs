@@ -17,6 +17,7 @@ use super::bitmap::WriteIntent;
 use super::blocking::{Blocking, Idle};
 use super::geometry::Geometry;
 use super::identity::uuid_text;
+use super::repair::At;
 use super::superblock::{Feature, Policy, Role, SUPER_BYTES, SUPER_SECTOR, Superblock};
 use choice::Choice;
 use pvblk_block::{BlockDevice, Error, ErrorKind};
@@ -69,6 +70,8 @@ pub struct Assembly {
     pub bitmap: Option<WriteIntent>,
     /// Data of the array may be wrong, because it is started by force.
     pub guessed: bool,
+    /// Devices that couldn't be written to, and aren't part of it any more.
+    pub(super) thrown_out: Vec<(At, Member)>,
     /// For the user, a line each, such as `b.img is stale (events 7, newest 12)`.
     pub notes: Vec<String>,
 }
@@ -95,6 +98,7 @@ impl Assembly {
             unsynced: Vec::new(),
             bitmap: None,
             guessed: false,
+            thrown_out: Vec::new(),
             notes: Vec::new(),
         }
     }

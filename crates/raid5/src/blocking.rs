@@ -172,6 +172,11 @@ impl Blocking {
         (self.queue.in_flight() == 0).then(|| self.failed.take().map_or(Ok(()), Err))
     }
 
+    /// Its requests in flight are given up, because `idle` has ended the operation.
+    pub fn end(&mut self) {
+        self.ended = true;
+    }
+
     fn write_with(
         &mut self,
         sector: u64,

@@ -22,10 +22,10 @@ mod disks;
 mod log;
 mod superblocks;
 
-pub(super) use bitmap::{any_bitmap_header, write_bits};
-pub(super) use disks::{At, Disks};
+pub(super) use bitmap::{any_bitmap_header, write_pages};
+pub(super) use disks::{At, Disk, Disks};
 pub use superblocks::write_superblocks;
-pub(super) use superblocks::{names_missing, write_progress};
+pub(super) use superblocks::{Says, names_missing, write_progress, write_superblocks_on};
 
 use super::assemble::{AssembleOptions, Assembly};
 use super::bitmap::{BITMAP_HEADER_BYTES, WriteIntent};

@@ -99,9 +99,8 @@ impl Returns {
         }
         let Some(wanted) = places.wants else {
             // Another device has the place, or is about to.
-            if places.incoming.is_none() {
-                *control.returning.lock() = None;
-            }
+            *control.returning.lock() = None;
+            self.looking = None;
             return;
         };
         if !places.frozen && control.returning.lock().is_none() {
@@ -154,7 +153,9 @@ impl Returns {
     ) -> Result<(), Error> {
         let found = found?;
         let mut away = parts.control().away.lock();
-        let Some(one) = away.iter_mut().find(|a| a.name == name && a.held.is_some()) else {
+        let is_it = |a: &&mut Away| a.name == name && a.held.is_some();
+        let is_quiet = |a: &&mut Away| a.quiet || has(Plant::LateWriteIsCurrent);
+        let Some(one) = away.iter_mut().filter(is_quiet).find(is_it) else {
             return Ok(());
         };
         if !is_the_same(&one.superblock, &found) {

@@ -23,9 +23,7 @@ pub use background::StripeBackground;
 
 use super::control::{Control, Parts, Snapshot, spares_now};
 use super::returns::Away;
-use super::{
-    ArrayOptions, CoreKind, ManagedArray, MemberDevice, WritePath, check_stripes, write_clean,
-};
+use super::{ArrayOptions, CoreKind, ManagedArray, MemberDevice, WritePath, check_stripes};
 use crate::blocking::{Idle, sleepy};
 use crate::core::State;
 use crate::core::stripes::{Common, Errand, Mail};
@@ -45,7 +43,7 @@ use pvblk_block::{
 use queue::StripeQueue;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use sync::Syncs;
 
 /// Most members: two slots more are for devices that come.
@@ -68,6 +66,8 @@ struct Shared {
     syncs: Mutex<Syncs>,
     /// Held while the number of stripes is set.
     setting: Mutex<()>,
+    /// From here its thread counts time.
+    begin: Instant,
 }
 
 /// The owner of a queue, by its number. `None`: there are no so many.
@@ -247,7 +247,7 @@ impl StripeArray {
                 member.device = device.opened().device;
             }
         }
-        let disk = OnDisk::new(assembly);
+        let disk = OnDisk::new(assembly)?;
         let shared = Shared {
             devices,
             common,
@@ -258,6 +258,7 @@ impl StripeArray {
             disk: Mutex::new(disk),
             syncs: Mutex::default(),
             setting: Mutex::new(()),
+            begin: Instant::now(),
             control,
         };
         let condition = seen(&shared).condition();
@@ -333,7 +334,7 @@ impl StripeArray {
         let first = unsynced.unwrap_or(u64::MAX / STRIPE_SECTORS);
         disk.apply(Errand::Resynced(first));
         disk.set_corrected(|slot| common.corrected(slot));
-        write_clean(&mut disk.assembly, idle)
+        disk.end(idle)
     }
 }
 
@@ -417,7 +418,7 @@ impl Close for StripeArray {
         drop(thread);
         let mut background = StripeBackground::last(self);
         let is_over = finish_within(LAST_WAIT, || {
-            background.work(Duration::ZERO);
+            background.work(self.shared.begin.elapsed());
             self.shared.chores.has_queues().then_some(false)
         });
         if !is_over {
@@ -427,7 +428,11 @@ impl Close for StripeArray {
                 "{name}: I/O at its members doesn't end, so it isn't clean"
             )));
         }
-        self.stop(&mut sleepy())
+        let mut nap = sleepy();
+        self.stop(&mut || {
+            self.shared.tick(self.shared.begin.elapsed());
+            nap()
+        })
     }
 }
 

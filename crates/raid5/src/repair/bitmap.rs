@@ -4,22 +4,9 @@ use super::super::assemble::Assembly;
 use super::super::bitmap::{BitmapHeader, PAGE_BYTES, WriteIntent};
 use super::super::blocking::Idle;
 use super::super::superblock::Policy;
-use super::superblocks::{Failure, each};
+use super::superblocks::{Failure, first_failure};
 use super::{At, Disks};
 use pvblk_block::Error;
-
-/// Writes the pages of the bitmap that aren't written, if there are any; returns the devices that failed that. The other devices have them.
-pub(in super::super) fn write_bits(
-    assembly: &mut Assembly,
-    idle: &mut Idle<'_>,
-) -> Result<Vec<At>, Error> {
-    let bitmap = assembly.bitmap.as_ref();
-    if bitmap.is_none_or(|bitmap| bitmap.unwritten_pages().next().is_none()) {
-        return Ok(Vec::new());
-    }
-    let mut disks = Disks::open(assembly)?;
-    write_pages(assembly, &mut disks, idle)
-}
 
 /// Writes the bitmap's next events, if there is one; returns the devices that failed that.
 pub(super) fn renew_bitmap(
@@ -35,7 +22,8 @@ pub(super) fn renew_bitmap(
     write_pages(assembly, disks, idle)
 }
 
-fn write_pages(
+/// Writes the pages of the bitmap that aren't written; returns the devices that failed that. The pages count as written if all have them.
+pub(in super::super) fn write_pages(
     assembly: &mut Assembly,
     disks: &mut Disks,
     idle: &mut Idle<'_>,
@@ -44,63 +32,51 @@ fn write_pages(
         return Ok(Vec::new());
     };
     let pages: Vec<usize> = bitmap.unwritten_pages().collect();
-    let mut failed = Vec::new();
-    let mut written = Ok(());
+    let mut failed = Ok(Vec::new());
     for page in pages {
         let Some(write) = bitmap.begin_page(page) else {
             debug_assert!(false, "two write the bitmap at a time");
             continue;
         };
-        written = write_page(
-            assembly,
-            disks,
-            (page, bitmap.page(page)),
-            &mut failed,
-            idle,
-        );
-        bitmap.end_page(write, written.is_ok());
-        if written.is_err() {
+        failed = write_page(assembly, disks, (page, bitmap.page(page)), idle);
+        let ok = failed.as_ref().is_ok_and(Vec::is_empty);
+        bitmap.end_page(write, ok);
+        if !ok {
             break;
         }
     }
     assembly.bitmap = Some(bitmap);
-    written.map(|()| failed)
+    failed
 }
 
-/// Writes a page to all devices side by side, and adds those that fail that.
+/// Writes a page to all devices side by side; returns those that fail that.
 fn write_page(
     assembly: &Assembly,
     disks: &mut Disks,
     (page, bytes): (usize, &[u8]),
-    failed: &mut Vec<At>,
     idle: &mut Idle<'_>,
-) -> Result<(), Error> {
-    let mut all = At::all(assembly);
-    all.retain(|at| !failed.contains(at));
-    for &at in &all {
-        if let Some(Policy::Bitmap { sector }) = at.of(assembly).map(|m| m.superblock.policy()) {
-            let sector = sector + (page * PAGE_BYTES / 512) as u64;
-            disks.at(at)?.begin_write(sector, bytes)?;
-        }
-    }
-    while !all.is_empty() {
-        let before = all.len();
-        // All are looked at: none counts as late that has answered.
-        for at in std::mem::take(&mut all) {
-            match disks.at(at)?.try_finish_write() {
-                None => all.push(at),
-                Some(Ok(())) => {}
-                Some(Err(error)) => {
-                    tracing::warn!("raid5: bitmap: {error}");
-                    failed.push(at);
-                }
-            }
-        }
-        if all.len() == before {
-            idle()?;
-        }
-    }
-    Ok(())
+) -> Result<Vec<At>, Error> {
+    let writes = writes(assembly, page * PAGE_BYTES, bytes);
+    let failed = disks.write_each(&writes, idle)?;
+    Ok(failed
+        .into_iter()
+        .map(|(at, error)| told(at, &error))
+        .collect())
+}
+
+fn told(at: At, error: &Error) -> At {
+    tracing::warn!("raid5: bitmap: {error}");
+    at
+}
+
+/// The writes of a part of the bitmap, from byte `from` on, to all devices that have one.
+fn writes<'a>(assembly: &Assembly, from: usize, bytes: &'a [u8]) -> Vec<(At, u64, &'a [u8])> {
+    let all = At::all(assembly).into_iter();
+    all.filter_map(|at| match at.of(assembly)?.superblock.policy() {
+        Policy::Bitmap { sector } => Some((at, sector + from as u64 / 512, bytes)),
+        _ => None,
+    })
+    .collect()
 }
 
 /// The header of a device's bitmap; `None` if there is none that belongs to the array.
@@ -171,12 +147,8 @@ pub(super) fn write_bitmap(
     if whole {
         bitmap.clear_unneeded();
     }
-    let written = each(&At::all(assembly), disks, |at, disk| {
-        match at.of(assembly).map(|m| m.superblock.policy()) {
-            Some(Policy::Bitmap { sector }) => disk.write(sector, bitmap.area(), idle),
-            _ => Ok(()),
-        }
-    });
+    let failed = disks.write_each(&writes(assembly, 0, bitmap.area()), idle);
+    let written = first_failure(failed);
     if written.is_ok() {
         bitmap.all_written();
     }

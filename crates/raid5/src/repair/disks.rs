@@ -48,9 +48,19 @@ impl At {
     }
 }
 
-struct Disk {
+/// A queue of one device.
+pub struct Disk {
     blocking: Blocking,
     data_offset: u64,
+}
+
+impl Disk {
+    pub fn open(member: &Member) -> Result<Disk, Error> {
+        Ok(Disk {
+            blocking: Blocking::open(&member.device)?,
+            data_offset: member.superblock.data_offset_sectors,
+        })
+    }
 }
 
 /// A queue of each member, and of the one that is being rebuilt.
@@ -61,18 +71,12 @@ pub struct Disks {
 
 impl Disks {
     pub fn open(assembly: &Assembly) -> Result<Disks, Error> {
-        let open = |member: &Member| {
-            Ok::<_, Error>(Disk {
-                blocking: Blocking::open(&member.device)?,
-                data_offset: member.superblock.data_offset_sectors,
-            })
-        };
         let mut members = Vec::new();
         for member in &assembly.members {
-            members.push(member.as_ref().map(open).transpose()?);
+            members.push(member.as_ref().map(Disk::open).transpose()?);
         }
         let incoming = match &assembly.incoming {
-            Some(incoming) => Some((incoming.place, open(&incoming.member)?)),
+            Some(incoming) => Some((incoming.place, Disk::open(&incoming.member)?)),
             None => None,
         };
         Ok(Disks { members, incoming })
@@ -86,6 +90,71 @@ impl Disks {
         };
         let disk = disk.map(|d| &mut d.blocking);
         disk.ok_or_else(|| Error::config(format!("{at:?} isn't there")))
+    }
+
+    /// A device is to be recovered for a place.
+    pub fn take_in(&mut self, place: usize, disk: Disk) {
+        self.incoming = Some((place, disk));
+    }
+
+    /// The device that was recovered is the member.
+    pub fn take_over(&mut self) {
+        if let Some((place, disk)) = self.incoming.take() {
+            self.members[place] = Some(disk);
+        }
+    }
+
+    /// Writes to these devices side by side, each its bytes at its sector; returns those that failed that. Errors if `idle` ends it.
+    pub fn write_each(
+        &mut self,
+        writes: &[(At, u64, &[u8])],
+        idle: &mut Idle<'_>,
+    ) -> Result<Vec<(At, Error)>, Error> {
+        let mut failed: Vec<(At, Error)> = Vec::new();
+        let most = writes.iter().map(|(_, _, bytes)| bytes.len()).max();
+        let window = self.window_bytes();
+        for from in (0..most.unwrap_or(0)).step_by(window) {
+            let mut left: Vec<At> = Vec::new();
+            for (at, sector, bytes) in writes {
+                let part = from.min(bytes.len())..bytes.len().min(from + window);
+                if part.is_empty() || failed.iter().any(|(other, _)| other == at) {
+                    continue;
+                }
+                let sector = sector + part.start as u64 / 512;
+                self.at(*at)?.begin_write(sector, &bytes[part])?;
+                left.push(*at);
+            }
+            self.finish_each(left, &mut failed, idle)?;
+        }
+        Ok(failed)
+    }
+
+    fn finish_each(
+        &mut self,
+        mut left: Vec<At>,
+        failed: &mut Vec<(At, Error)>,
+        idle: &mut Idle<'_>,
+    ) -> Result<(), Error> {
+        while !left.is_empty() {
+            let before = left.len();
+            // All are looked at: none counts as late that has answered.
+            for at in std::mem::take(&mut left) {
+                match self.at(at)?.try_finish_write() {
+                    None => left.push(at),
+                    Some(Ok(())) => {}
+                    Some(Err(error)) => failed.push((at, error)),
+                }
+            }
+            if left.len() == before
+                && let Err(error) = idle()
+            {
+                for at in left {
+                    self.at(at)?.end();
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     pub fn drop_at(&mut self, at: At) {

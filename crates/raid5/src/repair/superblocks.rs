@@ -34,49 +34,63 @@ pub fn write_superblocks(
     idle: &mut Idle<'_>,
 ) -> Result<(), Error> {
     let mut disks = Disks::open(assembly)?;
+    let says = if clean { Says::CleanEnd } else { Says::Dirty };
+    write_superblocks_on(assembly, &mut disks, says, now_secs, idle)
+}
+
+/// The state of parity that superblocks tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Says {
+    /// It may be wrong.
+    Dirty,
+    /// Nothing was written since they last said that it is right.
+    StillClean,
+    /// The array ends in order: members are flushed, and bits that aren't needed are cleared.
+    CleanEnd,
+}
+
+/// The same, on queues that are open.
+pub(in super::super) fn write_superblocks_on(
+    assembly: &mut Assembly,
+    disks: &mut Disks,
+    says: Says,
+    now_secs: u64,
+    idle: &mut Idle<'_>,
+) -> Result<(), Error> {
     let newest = assembly.events();
     // Those that lag behind come first.
     let mut events = newest + u64::from(!differ(assembly));
     let mut last = newest + 1 + u64::from(names_missing(assembly));
     while events <= last {
-        match write_all(assembly, &mut disks, clean, events, now_secs, idle) {
+        match write_all(assembly, disks, says, events, now_secs, idle) {
             Ok(()) => events += 1,
             Err(Failure { at, error }) => {
-                throw_out(assembly, &mut disks, at, error)?;
+                throw_out(assembly, disks, at, error)?;
                 // The member may have these events, although it returned an error.
                 last = last.max(events + 2);
             }
         }
     }
-    assembly.dirty = !clean;
+    assembly.dirty = says == Says::Dirty;
     Ok(())
 }
 
-/// Writes superblocks that say how far a rebuild or a resync is, one event later, dirty. Returns the devices that failed that: they stay members,
+/// Writes superblocks that say how far a rebuild or a resync is, one event later, clean or dirty as they were. Returns the devices that failed that: they stay members,
 /// one event behind, which counts as up to date.
 pub(in super::super) fn write_progress(
     assembly: &mut Assembly,
+    disks: &mut Disks,
     now_secs: u64,
     idle: &mut Idle<'_>,
 ) -> Result<Vec<At>, Error> {
-    let mut disks = Disks::open(assembly)?;
     let all = At::all(assembly);
     let events = assembly.events() + 1;
     // First: a bitmap is never older than the superblocks.
-    let mut failed = renew_bitmap(assembly, &mut disks, events, idle)?;
-    renew(assembly, &all, false, events, now_secs);
-    for at in all {
-        let Some(member) = at.of(assembly).filter(|_| !failed.contains(&at)) else {
-            continue;
-        };
-        let disk = disks.at(at)?;
-        let Err(error) = write_one(&member.superblock, disk, idle) else {
-            continue;
-        };
-        if disk.is_ended() {
-            return Err(error);
-        }
-        tracing::warn!("raid5: superblock of {}: {error}", member.name);
+    let mut failed = renew_bitmap(assembly, disks, events, idle)?;
+    renew(assembly, &all, !assembly.dirty, events, now_secs);
+    let well = all.into_iter().filter(|at| !failed.contains(at)).collect();
+    for (at, error) in write_each(assembly, disks, well, idle)? {
+        tracing::warn!("raid5: superblock: {error}");
         failed.push(at);
     }
     Ok(failed)
@@ -98,23 +112,58 @@ pub(super) struct Failure {
 fn write_all(
     assembly: &mut Assembly,
     disks: &mut Disks,
-    clean: bool,
+    says: Says,
     events: u64,
     now_secs: u64,
     idle: &mut Idle<'_>,
 ) -> Result<(), Failure> {
     let all = At::all(assembly);
-    if clean {
+    let ends = says == Says::CleanEnd;
+    if ends {
         each(&all, disks, |_, disk| disk.flush(idle))?;
     }
     if let Policy::Bitmap { .. } = assembly.policy() {
-        write_bitmap(assembly, disks, clean, events, idle)?;
+        write_bitmap(assembly, disks, ends, events, idle)?;
     }
-    renew(assembly, &all, clean, events, now_secs);
-    each(&all, disks, |at, disk| match at.of(assembly) {
-        Some(member) => write_one(&member.superblock, disk, idle),
+    renew(assembly, &all, says != Says::Dirty, events, now_secs);
+    first_failure(write_each(assembly, disks, all, idle))
+}
+
+/// Writes the superblocks of these devices side by side; returns those that failed that.
+fn write_each(
+    assembly: &Assembly,
+    disks: &mut Disks,
+    all: Vec<At>,
+    idle: &mut Idle<'_>,
+) -> Result<Vec<(At, Error)>, Error> {
+    let mut encoded = Vec::new();
+    for at in all {
+        let Some(member) = at.of(assembly) else {
+            continue;
+        };
+        let superblock = &member.superblock;
+        let unit = disks.at(at)?.unit_bytes();
+        let mut bytes = superblock.encode().to_vec();
+        bytes.truncate(superblock.written_bytes().next_multiple_of(unit));
+        encoded.push((at, bytes));
+    }
+    let writes: Vec<_> = encoded
+        .iter()
+        .map(|(at, bytes)| (*at, SUPER_SECTOR, bytes.as_slice()))
+        .collect();
+    disks.write_each(&writes, idle)
+}
+
+/// The first device that failed, if one did.
+pub(super) fn first_failure(failed: Result<Vec<(At, Error)>, Error>) -> Result<(), Failure> {
+    let failed = failed.map_err(|error| Failure { at: None, error })?;
+    match failed.into_iter().next() {
+        Some((at, error)) => Err(Failure {
+            at: Some(at),
+            error,
+        }),
         None => Ok(()),
-    })
+    }
 }
 
 /// The superblocks of these devices become those that are to be written.
@@ -177,7 +226,7 @@ pub(super) fn settle_features(assembly: &mut Assembly, at: At) {
     }
 }
 
-pub(super) fn each(
+fn each(
     all: &[At],
     disks: &mut Disks,
     mut act: impl FnMut(At, &mut Blocking) -> Result<(), Error>,
@@ -211,6 +260,7 @@ pub(super) fn throw_out(
         .notes
         .push(format!("{} is thrown out: {error}", member.name));
     disks.drop_at(at);
+    assembly.thrown_out.push((at, member));
     Ok(())
 }
 

@@ -126,8 +126,6 @@ impl Chores {
 /// The background work of an array: [`StripeArray::keep`] starts a thread for it, tests step it.
 pub struct StripeBackground {
     shared: Arc<Shared>,
-    /// From here its thread counts time.
-    begin: Instant,
     forgive_at: Duration,
     sync: SyncQueue,
     returns: Returns,
@@ -143,7 +141,6 @@ impl StripeBackground {
         StripeBackground {
             told: Told::new(seen(&array.shared), array.places()),
             shared: Arc::clone(&array.shared),
-            begin: Instant::now(),
             forgive_at: FORGIVE,
             sync: SyncQueue::default(),
             returns: Returns::default(),
@@ -220,8 +217,10 @@ impl StripeBackground {
     /// Looks after devices that are to come back; `frozen`: nothing is to begin.
     fn look_for_returns(&mut self, now: Duration, frozen: bool) {
         let common = &self.shared.common;
+        let arrives = self.shared.control.arriving.lock().is_some();
+        let is_free = common.takes_device() && !arrives;
         let places = Places {
-            wants: common.missing().filter(|_| common.takes_device()),
+            wants: common.missing().filter(|_| is_free),
             incoming: common.recovered().map(|(place, _)| place),
             frozen,
         };
@@ -258,16 +257,13 @@ impl StripeBackground {
     fn write_superblocks(&self, errand: Errand, idle: &mut Idle<'_>) -> u64 {
         let shared = &self.shared;
         let mut disk = shared.disk.lock();
-        let had = disk.superblocks();
         disk.apply(errand);
         disk.set_corrected(|slot| shared.common.corrected(slot));
         let before = disk.live();
         let written = shared.try_writing(&mut disk, idle, |disk, idle| {
             disk.write(errand, before, idle)
         });
-        let live = disk.live();
-        let gone = had.into_iter().filter(|(slot, _)| live & 1 << slot == 0);
-        shared.patience.will_go(gone);
+        shared.patience.will_go(disk.take_gone());
         written.unwrap_or(before)
     }
 
@@ -282,7 +278,8 @@ impl StripeBackground {
         let mut disk = shared.disk.lock();
         let failed =
             shared.try_writing(&mut disk, idle, |disk, idle| disk.set_bits(&stripes, idle));
-        if failed.is_some() {
+        // Else batches see the stop that follows, and ask again.
+        if failed == Some(0) {
             shared.common.bits_are_set(stripes);
         }
         let failed = failed.unwrap_or(disk.live());
@@ -332,13 +329,13 @@ pub(super) fn seen(shared: &Shared) -> Seen {
 
 impl Background for StripeBackground {
     fn step(&mut self) -> Due {
-        let now = self.begin.elapsed();
+        let now = self.shared.begin.elapsed();
         self.work(now);
         if let Some(whole) = self.take_whole() {
             add_whole(&self.shared, whole);
         }
         let look = self.shared.chores.has_queues().then_some(LOOK);
-        let forgive = self.forgive_at.saturating_sub(self.begin.elapsed());
+        let forgive = self.forgive_at.saturating_sub(self.shared.begin.elapsed());
         let tick = self.shared.control.limit.map(|limit| limit / TICKS);
         let left = self.leaves_some.then_some(LOOK_LEFT);
         let naps = look.into_iter().chain(self.sync.nap(&self.shared, now));

@@ -3,12 +3,11 @@
 use crate::blocking::Idle;
 use crate::core::stripes::{Change, Errand};
 use crate::identity::now_secs;
-use crate::repair::{At, names_missing, write_bits, write_progress};
-use crate::words::Chunks;
-use crate::{
-    Assembly, BitmapHeader, Feature, Incoming, Member, STRIPE_SECTORS, Superblock,
-    write_superblocks,
+use crate::repair::{
+    At, Disk, Disks, Says, names_missing, write_pages, write_progress, write_superblocks_on,
 };
+use crate::words::Chunks;
+use crate::{Assembly, BitmapHeader, Feature, Incoming, Member, STRIPE_SECTORS, Superblock};
 use pvblk_block::Error;
 use std::ops::Range;
 
@@ -26,34 +25,51 @@ pub(super) struct Written {
 /// See the module's documentation.
 pub(super) struct OnDisk {
     pub assembly: Assembly,
+    /// Queues of its devices, which stay open: to open one may take long, and needs descriptors.
+    disks: Disks,
     /// Slots of the members, by place.
     slots: Vec<usize>,
     /// Slot of the device that is being rebuilt.
     incoming: usize,
     /// A device that is to be rebuilt, with its slot.
-    arriving: Option<(usize, Member)>,
+    arriving: Option<(usize, Member, Disk)>,
+    /// Devices that superblocks leave out, with their slots, and superblocks as they were, or were about to be.
+    gone: Vec<(usize, Superblock)>,
 }
 
 impl OnDisk {
     /// As the array is at its start: a member's slot is its place, and the incoming device comes after them.
-    pub fn new(assembly: Assembly) -> OnDisk {
+    pub fn new(assembly: Assembly) -> Result<OnDisk, Error> {
         let places = assembly.members.len();
-        OnDisk {
+        Ok(OnDisk {
+            disks: Disks::open(&assembly)?,
+            gone: Vec::new(),
             slots: (0..places).collect(),
             incoming: places,
             arriving: None,
             assembly,
-        }
+        })
     }
 
     /// A device arrives at a slot: an errand will say so. `by_bitmap`: it was the member, and holds all but what the bitmap marks.
-    pub fn arrive(&mut self, slot: usize, mut member: Member, by_bitmap: bool) {
+    /// An error gives the device back: it can't be opened.
+    pub fn arrive(
+        &mut self,
+        slot: usize,
+        mut member: Member,
+        by_bitmap: bool,
+    ) -> Result<(), (Member, Error)> {
+        let disk = match Disk::open(&member) {
+            Ok(disk) => disk,
+            Err(error) => return Err((member, error)),
+        };
         let feature = Feature::RECOVERY_BITMAP.0;
         member.superblock.feature_map &= !feature;
         if by_bitmap {
             member.superblock.feature_map |= feature;
         }
-        self.arriving = Some((slot, member));
+        self.arriving = Some((slot, member, disk));
+        Ok(())
     }
 
     /// No errand will say that a device arrives.
@@ -78,11 +94,38 @@ impl OnDisk {
         }
     }
 
-    /// Superblocks of the devices that have some, by slot.
-    pub fn superblocks(&self) -> Vec<(usize, Superblock)> {
-        let all = At::all(&self.assembly).into_iter();
-        let one = |at: At| Some((self.slot(at), at.of(&self.assembly)?.superblock.clone()));
-        all.filter_map(one).collect()
+    /// Takes the devices that superblocks leave out since the last call, with their slots and superblocks.
+    pub fn take_gone(&mut self) -> Vec<(usize, Superblock)> {
+        std::mem::take(&mut self.gone)
+    }
+
+    /// The next superblocks leave these slots (a mask) out.
+    fn leave_out(&mut self, failed: u64) {
+        for at in At::all(&self.assembly) {
+            let slot = self.slot(at);
+            if failed & 1 << slot == 0 {
+                continue;
+            }
+            let left = match at {
+                At::Member(place) => self.assembly.members[place].take(),
+                At::Incoming => self.assembly.incoming.take().map(|i| i.member),
+            };
+            self.disks.drop_at(at);
+            self.gone.extend(left.map(|left| (slot, left.superblock)));
+        }
+    }
+
+    /// Devices couldn't be written to.
+    fn note_thrown_out(&mut self) {
+        for (at, member) in std::mem::take(&mut self.assembly.thrown_out) {
+            self.gone.push((self.slot(at), member.superblock));
+        }
+    }
+
+    /// The end in order, when everything is written: all is on stable storage, and superblocks say clean.
+    pub fn end(&mut self, idle: &mut Idle<'_>) -> Result<(), Error> {
+        let (assembly, disks) = (&mut self.assembly, &mut self.disks);
+        write_superblocks_on(assembly, disks, Says::CleanEnd, now_secs(), idle)
     }
 
     /// The slot of the device that is being rebuilt, if there is one.
@@ -117,13 +160,21 @@ impl OnDisk {
         idle: &mut Idle<'_>,
     ) -> Result<u64, Error> {
         match errand {
-            Errand::Name { .. } => {
-                write_superblocks(&mut self.assembly, false, now_secs(), idle)?;
+            Errand::Name { dirty, .. } => {
+                let says = match dirty || self.assembly.dirty {
+                    true => Says::Dirty,
+                    false => Says::StillClean,
+                };
+                let (assembly, disks) = (&mut self.assembly, &mut self.disks);
+                let written = write_superblocks_on(assembly, disks, says, now_secs(), idle);
+                self.note_thrown_out();
+                written?;
                 self.settle();
                 Ok(before & !self.live())
             }
             Errand::Recovered { .. } | Errand::Resynced(_) => {
-                let failed = write_progress(&mut self.assembly, now_secs(), idle)?;
+                let (assembly, disks) = (&mut self.assembly, &mut self.disks);
+                let failed = write_progress(assembly, disks, now_secs(), idle)?;
                 Ok(self.mask(&failed))
             }
         }
@@ -167,7 +218,7 @@ impl OnDisk {
     }
 
     fn write_bits(&mut self, idle: &mut Idle<'_>) -> Result<u64, Error> {
-        let failed = write_bits(&mut self.assembly, idle)?;
+        let failed = write_pages(&mut self.assembly, &mut self.disks, idle)?;
         Ok(self.mask(&failed))
     }
 
@@ -192,18 +243,15 @@ impl OnDisk {
     pub fn apply(&mut self, errand: Errand) {
         let assembly = &mut self.assembly;
         match errand {
-            Errand::Name { failed, change } => {
-                let has_failed = |slot: usize| failed & 1 << slot != 0;
-                for (member, slot) in assembly.members.iter_mut().zip(&self.slots) {
-                    member.take_if(|_| has_failed(*slot));
-                }
+            Errand::Name { failed, change, .. } => {
+                self.leave_out(failed);
                 self.settle();
                 let assembly = &mut self.assembly;
-                assembly.incoming.take_if(|_| has_failed(self.incoming));
                 if let Some(Change::TakesIn { slot, role }) = change
-                    && let Some((slot, member)) = self.arriving.take_if(|at| at.0 == slot)
+                    && let Some((slot, member, disk)) = self.arriving.take_if(|at| at.0 == slot)
                 {
                     self.incoming = slot;
+                    self.disks.take_in(role, disk);
                     assembly.incoming = Some(Incoming {
                         place: role,
                         member,
@@ -212,10 +260,16 @@ impl OnDisk {
                 }
                 let takes_over = change == Some(Change::TakesOver);
                 if let Some(incoming) = assembly.incoming.take_if(|_| takes_over) {
-                    self.slots[incoming.place] = self.incoming;
+                    let place = incoming.place;
+                    let old = (self.slots[place], assembly.members[place].take());
+                    if let (slot, Some(old)) = old {
+                        self.gone.push((slot, old.superblock));
+                    }
+                    self.slots[place] = self.incoming;
+                    self.disks.take_over();
                     let mut member = incoming.member;
                     member.superblock.recovery_offset_sectors = 0;
-                    assembly.members[incoming.place] = Some(member);
+                    assembly.members[place] = Some(member);
                     // The writes that the one before it missed are on this one.
                     let end = assembly.geometry.member_sectors();
                     self.forget_marks(0..end);
@@ -235,8 +289,9 @@ impl OnDisk {
                 assembly.unsynced = left
                     .filter(|range: &Range<u64>| !range.is_empty())
                     .collect();
-                if let Some(begin) = begin.filter(|begin| *begin < first) {
-                    self.forget_marks(begin..first);
+                if begin.is_some_and(|begin| begin < first) {
+                    // From the first sector on: a chunk may be made right in two steps.
+                    self.forget_marks(0..first);
                 }
             }
         }

@@ -9,6 +9,7 @@ use crate::array::returns::{Away, Gone};
 use crate::core::TICKS;
 use crate::head_pages::bits;
 use parking_lot::Mutex;
+use pvblk_block::BlockDevice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -38,16 +39,20 @@ impl Patience {
     }
 
     /// Superblocks on disk leave these devices out, which had these superblocks.
-    pub fn will_go(&self, devices: impl Iterator<Item = (usize, Superblock)>) {
+    pub fn will_go(&self, devices: Vec<(usize, Superblock)>) {
         self.going.lock().extend(devices);
     }
 
     /// True if I/O of its membership is left at a device.
     pub fn is_left(&self, away: &Away) -> bool {
+        self.is_left_at(away.device.as_ptr())
+    }
+
+    /// The same, by the device's address.
+    pub fn is_left_at(&self, device: *const dyn BlockDevice) -> bool {
         let gone = self.gone.lock();
-        let its = |patient: &&Arc<Patient>| {
-            std::ptr::addr_eq(Arc::as_ptr(patient.device()), away.device.as_ptr())
-        };
+        let its =
+            |patient: &&Arc<Patient>| std::ptr::addr_eq(Arc::as_ptr(patient.device()), device);
         gone.iter().filter(its).any(|patient| patient.is_left())
     }
 }
@@ -72,42 +77,46 @@ impl Shared {
     }
 
     fn give_up_late(&self) {
-        let live = self.common.devices().1;
+        for gone in self.patience.gone.lock().iter() {
+            // Reads need no word, so a kick doesn't wait for them.
+            if gone.waits() >= TICKS {
+                gone.give_up();
+            }
+        }
         let devices = self.devices.all();
         let patient = |slot: usize| devices.get(slot)?.as_ref()?.patient.as_ref();
         let members = self.common.slots_by_role();
-        let is_member = |slot: usize| members.contains(&Some(slot));
-        for slot in bits(live) {
+        let members = members
+            .iter()
+            .flatten()
+            .fold(0, |mask, slot| mask | 1 << slot);
+        for (slot, device) in devices.iter().enumerate() {
             let Some(late) = patient(slot).filter(|p| !p.is_given_up()) else {
                 continue;
             };
             let waited = late.waits();
-            if waited <= TICKS {
+            if waited < TICKS {
                 continue;
             }
-            let others = || bits(live).filter(|other| *other != slot);
-            let others = || others().filter_map(|other| Some((other, patient(other)?)));
-            let is_missing =
-                |(other, p): (usize, &Arc<Patient>)| is_member(other) && p.is_given_up();
-            let degraded = self.common.missing().is_some() || others().any(is_missing);
-            let others_wait = others().any(|(_, p)| !p.is_given_up() && p.waits() > 1);
-            let device = || {
-                devices[slot]
-                    .as_ref()
-                    .map_or("", |d| d.member.name.as_str())
-            };
-            if is_member(slot) && (degraded || others_wait) {
-                if waited == TICKS + 1 {
+            let others = bits(members & !(1 << slot)).filter_map(patient);
+            let others_wait = others.filter(|p| !p.is_given_up()).any(|p| p.waits() >= 1);
+            let is_member = members & 1 << slot != 0;
+            let name = device.as_ref().map_or("", |d| d.member.name.as_str());
+            // Before its I/O ends: a read that fails is the device's end, too.
+            let needs = is_member && (others_wait || self.common.missing().is_some());
+            if needs
+                || !self
+                    .common
+                    .note_late(slot, if is_member { members } else { 0 })
+            {
+                if waited == TICKS {
                     tracing::warn!(
-                        "raid5: {} does not answer in time, and is waited for: the array can't do without it now",
-                        device()
+                        "raid5: {name} does not answer in time, and is waited for: the array can't do without it now"
                     );
                 }
                 continue;
             }
-            tracing::warn!("raid5: {} does not answer in time", device());
-            // Before its I/O ends: a read that fails is the device's end, too.
-            self.common.note_failure(slot);
+            tracing::warn!("raid5: {name} does not answer in time");
             late.give_up();
             self.patience.put_off(1 << slot);
         }

@@ -85,7 +85,7 @@ impl Patient {
     pub fn waits(&self) -> u32 {
         let now = self.ticks.now();
         let queues = self.queues.lock();
-        let has_looked = |waits: &&Arc<Waits>| waits.polled.load(Ordering::Relaxed) == now;
+        let has_looked = |waits: &&Arc<Waits>| waits.polled.load(Ordering::Acquire) == now;
         let counted = queues.iter().filter(has_looked);
         let oldest = counted.map(|waits| waits.oldest.load(Ordering::Relaxed));
         now.saturating_sub(oldest.min().unwrap_or(NONE))
@@ -138,6 +138,16 @@ impl Decorator for Opened {
     }
 
     fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
+        if self.0.is_given_up() {
+            // Nothing may wait for it.
+            return Ok(Box::new(PatientQueue {
+                patient: Arc::clone(&self.0),
+                below: None,
+                batch: Vec::new(),
+                done: Vec::new(),
+                is_given_up: true,
+            }));
+        }
         let inner = self.0.inner.open_device_queue(context)?;
         let waits = Arc::new(Waits {
             oldest: AtomicU32::new(NONE),
@@ -338,7 +348,8 @@ impl DeviceQueue for PatientQueue {
         let now = self.patient.ticks.now();
         if let Some(below) = &mut self.below {
             below.poll(out);
-            below.waits.polled.store(now, Ordering::Relaxed);
+            // Publishes what is in flight after the look.
+            below.waits.polled.store(now, Ordering::Release);
             if !self.is_given_up && self.patient.is_given_up() {
                 self.is_given_up = true;
                 below.give_up(out);
@@ -358,8 +369,13 @@ impl DeviceQueue for PatientQueue {
     }
 
     fn woken(&mut self) {
-        if let Some(below) = &mut self.below {
-            below.inner.woken();
+        let Some(below) = &mut self.below else {
+            return;
+        };
+        below.inner.woken();
+        if self.is_given_up {
+            // Nobody polls it, and its descriptor would stay readable.
+            below.poll(&mut Vec::new());
         }
     }
 
@@ -370,9 +386,10 @@ impl DeviceQueue for PatientQueue {
 
 impl Drop for PatientQueue {
     fn drop(&mut self) {
-        let Some(below) = self.below.take() else {
+        let Some(mut below) = self.below.take() else {
             return;
         };
+        below.give_up(&mut Vec::new());
         match below.flying.is_empty() {
             true => self.patient.forget(&below.waits),
             false => self.patient.left.lock().push(below),

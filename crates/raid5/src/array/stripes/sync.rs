@@ -8,7 +8,7 @@ use crate::array::pace::{Pace, Speeds};
 use crate::array::{MemberDevice, control::Parts};
 use crate::core::stripes::{Device, Early, QueueCore, SyncEnd};
 use crate::core::{Action, SyncNow};
-use crate::{Blocking, Idle, Member, Role, STRIPE_SECTORS};
+use crate::{Idle, Member, Role, STRIPE_SECTORS};
 use pvblk_block::stacked::Due;
 use pvblk_block::{Error, QueueContext};
 use pvblk_sys::Poller;
@@ -163,7 +163,8 @@ impl SyncQueue {
         let Some(chunks) = shared.common.chunks() else {
             return;
         };
-        if now >= self.swept_at + SWEEP && chunks.any() {
+        let is_whole = shared.common.missing().is_none();
+        if now >= self.swept_at + SWEEP && is_whole && chunks.any() {
             self.swept_at = now;
             let opened = self.queue(shared).and_then(|queue| {
                 queue.follow_members()?;
@@ -178,7 +179,7 @@ impl SyncQueue {
         let Some(queue) = &mut self.queue else { return };
         queue.step(QueueCore::go_on_sweeping);
         let is_sweeping = queue.is_sweeping();
-        if !std::mem::replace(&mut self.sweeps, is_sweeping) || is_sweeping {
+        if !std::mem::replace(&mut self.sweeps, is_sweeping) || is_sweeping || !is_whole {
             return;
         }
         let mut disk = shared.disk.lock();
@@ -192,7 +193,7 @@ impl SyncQueue {
 
     /// Members that didn't answer in time are kicked.
     fn kick_stalled(&mut self, shared: &Arc<Shared>) {
-        let stalled = shared.patience.take_stalled();
+        let stalled = shared.patience.take_stalled() & shared.common.devices().1;
         if stalled == 0 {
             return;
         }
@@ -261,6 +262,10 @@ impl SyncQueue {
         let missing = missing.filter(|_| is_free);
         match missing.or(self.replaces).filter(|_| !orders.frozen) {
             Some(place) => match self.take_returning(shared, place) {
+                Some(member) if shared.patience.is_left_at(Arc::as_ptr(&member.device)) => {
+                    let error = Error::config("I/O of its membership is left there");
+                    Err(self.put_off(shared, member, true, error))
+                }
                 Some(member) => self.take_member(shared, place, member, true),
                 None => self.take_spare(shared, place),
             },
@@ -304,7 +309,6 @@ impl SyncQueue {
     ) -> Result<(), Error> {
         // Before anything is noted. Superblocks of the whole array are written with its own, so that has to be possible.
         let opened = self.queue(shared).and_then(QueueState::follow_members);
-        let opened = opened.and_then(|()| Blocking::open(&member.device).map(drop));
         if let Err(error) = opened {
             return Err(self.put_off(shared, member, by_bitmap, error));
         }
@@ -328,11 +332,21 @@ impl SyncQueue {
         };
         *shared.control.arriving.lock() = Some(name);
         drop(spares);
+        let raw = Arc::clone(&member.device);
         let member = Member {
             device: opened,
             ..member
         };
-        shared.disk.lock().arrive(slot, member, by_bitmap);
+        let arrived = shared.disk.lock().arrive(slot, member, by_bitmap);
+        if let Err((member, error)) = arrived {
+            shared.devices.settle();
+            *shared.control.arriving.lock() = None;
+            let member = Member {
+                device: raw,
+                ..member
+            };
+            return Err(self.put_off(shared, member, by_bitmap, error));
+        }
         self.replaces = None;
         let queue = self.queue(shared)?;
         queue.step(|core| core.take_in(slot, place, known, by_bitmap));

@@ -248,6 +248,14 @@ impl Common {
         self.failed.fetch_or(bit(slot), Ordering::Relaxed);
     }
 
+    /// A device doesn't answer in time; false if another one of `members` (a mask of slots) has failed, so that the array can't do without it.
+    pub fn note_late(&self, slot: usize, members: u64) -> bool {
+        let others = members & !bit(slot);
+        let noted = |failed: u64| (failed & others == 0).then_some(failed | bit(slot));
+        let (order, relaxed) = (Ordering::Relaxed, Ordering::Relaxed);
+        self.failed.fetch_update(order, relaxed, noted).is_ok()
+    }
+
     /// A device couldn't read a block; false if that were too many, and it is to be kicked.
     pub(super) fn note_read_error(&self, now: &Membership, slot: usize) -> bool {
         now.device(slot).note_read_error() < self.most_read_errors

@@ -40,14 +40,18 @@ enum Phase {
     /// The others are flushed; so many aren't.
     Flushing(usize),
     /// Superblocks are written, which name these slots (a mask), or tell of a change.
-    Naming { failed: u64, change: Option<Change> },
+    Naming {
+        failed: u64,
+        change: Option<Change>,
+        dirty: bool,
+    },
 }
 
 impl Kick {
     /// True if superblocks are being written that tell of a slot.
     pub(super) fn names(&self, slot: usize) -> bool {
         match self.phase {
-            Phase::Naming { failed, change } => {
+            Phase::Naming { failed, change, .. } => {
                 let comes = matches!(change, Some(Change::TakesIn { slot: s, .. }) if s == slot);
                 comes || failed & bit(slot) != 0
             }
@@ -181,8 +185,18 @@ impl QueueCore {
         if self.breaks(failed, change) || !is_changed {
             return self.change_members(None);
         }
-        self.set_phase(Phase::Naming { failed, change });
-        self.errands.push(Errand::Name { failed, change });
+        // An array that nobody has written to stays clean when devices come and go: a writer stops words again.
+        let dirty = self.now.dirty || failed == 0 && change.is_none();
+        self.set_phase(Phase::Naming {
+            failed,
+            change,
+            dirty,
+        });
+        self.errands.push(Errand::Name {
+            dirty,
+            failed,
+            change,
+        });
     }
 
     /// Superblocks are written; these slots (a mask) failed that, and the others' superblocks name them too.
@@ -210,9 +224,9 @@ impl QueueCore {
         let failed = self.common.failed(&self.now) | named_live;
         let gone = failed & named.unwrap_or(0);
         let mut next = Membership::clone(&self.now);
-        let change = match phase {
-            Phase::Naming { change, .. } => change,
-            Phase::Draining { .. } | Phase::Flushing(_) => None,
+        let (change, dirty) = match phase {
+            Phase::Naming { change, dirty, .. } => (change, dirty),
+            Phase::Draining { .. } | Phase::Flushing(_) => (None, false),
         };
         let takes_over = change == Some(Change::TakesOver);
         if let Some(incoming) = next.members.incoming() {
@@ -232,7 +246,7 @@ impl QueueCore {
             }
         }
         next.broken |= self.are_too_few(&next.members, failed);
-        next.dirty |= named.is_some();
+        next.dirty |= dirty;
         for slot in bits(gone) {
             if let Some(role) = next.members.role(slot) {
                 tracing::warn!("raid5: member {role} failed and is kicked");

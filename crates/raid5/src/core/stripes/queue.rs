@@ -71,8 +71,10 @@ pub enum EndedOf {
 /// name only; so only then may others' superblocks leave a member out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Errand {
-    /// They say dirty, and name these slots (a mask) as failed, whose superblocks aren't written. The answer is [`Mail::Named`].
+    /// They name these slots (a mask) as failed, whose superblocks aren't written. The answer is [`Mail::Named`].
     Name {
+        /// They say dirty; else what they said last.
+        dirty: bool,
         failed: u64,
         /// They say this, too.
         change: Option<Change>,

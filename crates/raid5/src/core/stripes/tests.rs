@@ -134,6 +134,7 @@ impl Array {
 
 fn names(failed: u64) -> Errand {
     Errand::Name {
+        dirty: true,
         failed,
         change: None,
     }
@@ -351,6 +352,7 @@ fn a_takeover_that_superblocks_fail_leaves_no_member() {
     array.queues[0].sync_told(0);
     array.go(0);
     let takes_over = Errand::Name {
+        dirty: true,
         failed: 0,
         change: Some(Change::TakesOver),
     };
@@ -441,7 +443,14 @@ fn a_device_whose_superblock_fails_is_not_taken_in() {
         arrives(&mut array, 0, 3);
         let change = Some(Change::TakesIn { slot: 4, role: 3 });
         let errand = array.queues[0].errands.pop();
-        assert_eq!(errand, Some(Errand::Name { failed: 0, change }));
+        assert_eq!(
+            errand,
+            Some(Errand::Name {
+                dirty: true,
+                failed: 0,
+                change
+            })
+        );
         array.queues[0].named(failed);
         array.go(0);
         assert_eq!(array.queues[0].is_taken_in(), Some(is_in));

@@ -1,6 +1,6 @@
 //! The write-intent bitmap on the devices of a run.
 
-use super::World;
+use super::{Mail, World};
 use crate::STRIPE_SECTORS;
 use crate::words::Chunks;
 use std::ops::Range;
@@ -65,12 +65,14 @@ impl World {
             bits.on[slot] |= mask.fold(0, |all, one| all | one);
             self.cut_rarely();
         }
-        let stripes = wanted.iter().map(|(_, stripe)| *stripe);
-        self.common.bits_are_set(stripes);
+        if failed == 0 {
+            let stripes = wanted.iter().map(|(_, stripe)| *stripe);
+            self.common.bits_are_set(stripes);
+        }
         self.ways.bits_set += 1;
         for (queue, stripe) in wanted {
-            self.queue(queue).intended(stripe, failed);
-            self.collect(queue);
+            // As mail: others take their turns before.
+            self.post[queue][queue].push_back(Mail::Intended { stripe, failed });
         }
         true
     }

@@ -34,9 +34,14 @@ impl OnDisk {
 
     /// Superblocks are written, which these slots fail. `by_bitmap`: the device that arrives was the member. Returns those of them that have one, as a mask: a name leaves them out.
     pub fn write(&mut self, errand: Errand, by_bitmap: bool, dead: impl Fn(usize) -> bool) -> u64 {
-        if let Errand::Name { failed, change } = errand {
+        if let Errand::Name {
+            dirty,
+            failed,
+            change,
+        } = errand
+        {
             bits(failed).for_each(|slot| self.lose(slot));
-            self.dirty = true;
+            self.dirty |= dirty;
             let incoming = match change {
                 Some(Change::TakesOver) => self.incoming.take(),
                 _ => None,

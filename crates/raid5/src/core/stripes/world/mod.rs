@@ -679,10 +679,15 @@ impl World {
             .errands
             .swap_remove(self.rng.usize(..self.errands.len()));
         let had_incoming = self.disk.incoming.is_some();
-        if let Errand::Name { failed, change } = errand {
+        if let Errand::Name {
+            dirty,
+            failed,
+            change,
+        } = errand
+        {
             let takes_over = change == Some(Change::TakesOver);
             self.ways.kicks += usize::from(failed != 0);
-            self.ways.made_dirty += usize::from(!self.disk.dirty);
+            self.ways.made_dirty += usize::from(dirty && !self.disk.dirty);
             self.ways.recovered += usize::from(takes_over && self.disk.missing() > 0);
             self.ways.replaced += usize::from(takes_over && self.disk.missing() == 0);
         }
