@@ -33,7 +33,7 @@ use super::core::{Ability, Core, Kicked, MemberIo, Setup, Work, WritePath};
 use super::geometry::STRIPE_SECTORS;
 use super::identity::now_secs;
 use super::repair::write_superblocks;
-use control::{Control, Parts, Snapshot, spares_now};
+use control::{Control, NoteQuiet, Parts, Snapshot, spares_now};
 use parking_lot::Mutex;
 use pvblk_block::memory::Gauge;
 use pvblk_block::stacked::{BackgroundThread, CompletionQueue, QueueTable};
@@ -42,7 +42,7 @@ use pvblk_block::{
     Extent, Extents, Forwards, Incarnation, Limits, LossMarks, Questions, QueueContext, Reclaim,
 };
 use queue::ArrayQueue;
-use returns::{Away, Gone};
+use returns::Gone;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -332,7 +332,7 @@ impl Parts for ArrayShared {
         self.core.lock().bitmap().map(|b| b.header().clone())
     }
 
-    fn note_quiet(&self, note: &mut dyn FnMut(&dyn Fn(&Away) -> bool)) {
+    fn note_quiet(&self, note: NoteQuiet<'_>) {
         let core = self.core.lock();
         note(&|away| core.at_device(away.slot) > 0);
     }

@@ -239,7 +239,7 @@ impl WriteIntent {
         all.filter(move |chunk| matches!(self.counters[*chunk], 1 | 2) && may_clear(*chunk))
     }
 
-    /// Whether each chunk's bit is set.
+    /// For each chunk: true if its bit is set.
     pub fn marks(&self) -> impl Iterator<Item = bool> {
         self.counters.iter().map(|counter| *counter != 0)
     }

@@ -115,6 +115,9 @@ pub(super) fn spares_now(spares: &[Member]) -> Vec<SpareNow> {
     spares.iter().map(spare).collect()
 }
 
+/// Is given a question that tells whether I/O of an earlier membership is left at a device.
+pub type NoteQuiet<'a> = &'a mut dyn FnMut(&dyn Fn(&Away) -> bool);
+
 /// See the module's documentation.
 pub trait Parts: Send + Sync {
     fn control(&self) -> &Control;
@@ -137,7 +140,7 @@ pub trait Parts: Send + Sync {
     fn bitmap_header(&self) -> Option<BitmapHeader>;
 
     /// Calls for a question that tells whether I/O of an earlier membership is left at a device.
-    fn note_quiet(&self, note: &mut dyn FnMut(&dyn Fn(&Away) -> bool));
+    fn note_quiet(&self, note: NoteQuiet<'_>);
 
     /// The number of stripes is in its bounds.
     fn set_stripes(&self, stripes: usize) -> Result<(), Error>;

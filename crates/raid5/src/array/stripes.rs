@@ -21,8 +21,7 @@ mod sync;
 
 pub use background::StripeBackground;
 
-use super::control::{Control, Parts, Snapshot, spares_now};
-use super::returns::Away;
+use super::control::{Control, NoteQuiet, Parts, Snapshot, spares_now};
 use super::{ArrayOptions, CoreKind, ManagedArray, MemberDevice, WritePath, check_stripes};
 use crate::blocking::{Idle, sleepy};
 use crate::core::State;
@@ -159,7 +158,7 @@ impl Parts for Shared {
         self.written.lock().bitmap.clone()
     }
 
-    fn note_quiet(&self, note: &mut dyn FnMut(&dyn Fn(&Away) -> bool)) {
+    fn note_quiet(&self, note: NoteQuiet<'_>) {
         note(&|away| self.patience.is_left(away));
     }
 

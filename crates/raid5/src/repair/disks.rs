@@ -121,7 +121,10 @@ impl Disks {
                     continue;
                 }
                 let sector = sector + part.start as u64 / 512;
-                self.at(*at)?.begin_write(sector, &bytes[part])?;
+                if let Err(error) = self.at(*at)?.begin_write(sector, &bytes[part]) {
+                    self.end_each(left)?;
+                    return Err(error);
+                }
                 left.push(*at);
             }
             self.finish_each(left, &mut failed, idle)?;
@@ -148,13 +151,19 @@ impl Disks {
             if left.len() == before
                 && let Err(error) = idle()
             {
-                for at in left {
-                    self.at(at)?.end();
-                }
+                self.end_each(left)?;
                 return Err(error);
             }
         }
         Ok(())
+    }
+
+    /// Gives up the requests in flight at these devices.
+    fn end_each(&mut self, left: Vec<At>) -> Result<(), Error> {
+        left.into_iter().try_for_each(|at| {
+            self.at(at)?.end();
+            Ok(())
+        })
     }
 
     pub fn drop_at(&mut self, at: At) {

@@ -65,7 +65,10 @@ pub(in super::super) fn write_superblocks_on(
         match write_all(assembly, disks, says, events, now_secs, idle) {
             Ok(()) => events += 1,
             Err(Failure { at, error }) => {
-                throw_out(assembly, disks, at, error)?;
+                throw_out(assembly, disks, at, error).inspect_err(|_| {
+                    // Tried again, the others must not get further ahead of the one that failed: two events are too many.
+                    take_back(assembly, events - 1);
+                })?;
                 // The member may have these events, although it returned an error.
                 last = last.max(events + 2);
             }
@@ -73,6 +76,15 @@ pub(in super::super) fn write_superblocks_on(
     }
     assembly.dirty = says == Says::Dirty;
     Ok(())
+}
+
+/// The next superblocks come after these events.
+fn take_back(assembly: &mut Assembly, events: u64) {
+    for at in At::all(assembly) {
+        if let Some(member) = at.of_mut(assembly) {
+            member.superblock.events = events.min(member.superblock.events);
+        }
+    }
 }
 
 /// Writes superblocks that say how far a rebuild or a resync is, one event later, clean or dirty as they were. Returns the devices that failed that: they stay members,

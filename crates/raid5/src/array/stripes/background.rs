@@ -162,25 +162,32 @@ impl StripeBackground {
         self.work_with(&|| now + begin.elapsed(), &mut sleepy());
     }
 
-    /// The same by another clock; `idle` is called while it waits for metadata.
+    /// The same by another clock; `idle` is called while it waits for metadata; an error of it ends the array's work.
     pub fn work_with(&mut self, clock: &dyn Fn() -> Duration, idle: &mut Idle<'_>) {
         let shared = Arc::clone(&self.shared);
         let now = clock();
         // A member that stalls while its metadata is written is given up, too.
+        let ended = Cell::new(false);
         let mut idle = || {
             shared.tick(clock());
-            idle()
+            idle().inspect_err(|_| ended.set(true))
         };
         shared.tick(now);
         self.set_bits(&mut idle);
         let wanted = std::mem::take(&mut *self.shared.chores.superblocks.lock());
         for Chore { by, errand } in wanted {
+            if ended.get() {
+                return;
+            }
             let failed = self.write_superblocks(errand, &mut idle);
             let answer = match errand {
                 Errand::Name { .. } => Mail::Named(failed),
                 Errand::Recovered { .. } | Errand::Resynced(_) => Mail::Told(failed),
             };
             self.shared.post(&mut vec![(by, answer)]);
+        }
+        if ended.get() {
+            return;
         }
         let mut queues = self.shared.chores.take_queues();
         let over = queues.extract_if(.., |queue| {

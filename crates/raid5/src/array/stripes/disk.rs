@@ -58,10 +58,10 @@ impl OnDisk {
         slot: usize,
         mut member: Member,
         by_bitmap: bool,
-    ) -> Result<(), (Member, Error)> {
+    ) -> Result<(), Box<(Member, Error)>> {
         let disk = match Disk::open(&member) {
             Ok(disk) => disk,
-            Err(error) => return Err((member, error)),
+            Err(error) => return Err(Box::new((member, error))),
         };
         let feature = Feature::RECOVERY_BITMAP.0;
         member.superblock.feature_map &= !feature;

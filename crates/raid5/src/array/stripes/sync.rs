@@ -338,7 +338,8 @@ impl SyncQueue {
             ..member
         };
         let arrived = shared.disk.lock().arrive(slot, member, by_bitmap);
-        if let Err((member, error)) = arrived {
+        if let Err(failed) = arrived {
+            let (member, error) = *failed;
             shared.devices.settle();
             *shared.control.arriving.lock() = None;
             let member = Member {

@@ -230,6 +230,7 @@ impl Array {
         let cuts = self.works && self.w.rng.u8(..64) == 0;
         let left = cuts.then(|| self.w.rng.u64(..60));
         let mut turns = Turns::new(&self.disks, &mut self.w.rng, left);
+        turns.end_stalls();
         background.step(self.w.log.elapsed(), &self.w.log, &mut turns);
         let (is_cut, trouble) = turns.end();
         self.trouble = self.trouble.take().or(trouble);
@@ -237,6 +238,8 @@ impl Array {
             self.w
                 .log
                 .add("the power goes while metadata is written", []);
+            self.note_kicked();
+            self.note_kick();
             (self.is_cut, self.w.may_fail) = (true, true);
             return true;
         }

@@ -36,7 +36,8 @@ impl Array {
     /// Notes the member that was kicked: any that is slow may be.
     pub fn note_kicked(&mut self) {
         let process = self.process.as_ref();
-        if self.profile.limit.is_none() {
+        // After a cut it has lost all.
+        if self.profile.limit.is_none() || self.is_cut() {
             return;
         }
         let Some(place) = process.and_then(|p| p.array.failed()) else {
@@ -69,6 +70,9 @@ impl Array {
 
     /// Notes the begin and the end of a kick.
     pub fn note_kick(&mut self) {
+        if self.is_cut() {
+            return;
+        }
         let Some(array) = self.process.as_ref().map(|p| &p.array) else {
             return;
         };

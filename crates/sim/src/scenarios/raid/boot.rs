@@ -32,6 +32,8 @@ pub struct Turns<'a> {
     /// Turns until the power is cut.
     left: Option<u64>,
     still: u32,
+    /// Disks that stall answer again when nothing else moves: some have to be waited for.
+    ends_stalls: bool,
     cut: bool,
     wrong: Option<String>,
 }
@@ -43,6 +45,7 @@ impl<'a> Turns<'a> {
             rng,
             left,
             still: 0,
+            ends_stalls: false,
             cut: false,
             wrong: None,
         }
@@ -64,6 +67,9 @@ impl<'a> Turns<'a> {
             self.wrong = Some(why);
             return stop("trouble");
         }
+        if self.ends_stalls && self.still == MOST_TURNS / 2 {
+            self.disks.iter().for_each(|disk| disk.stall(false));
+        }
         if self.still > MOST_TURNS {
             self.wrong = Some("somebody waits for nothing".into());
             return stop("trouble");
@@ -71,7 +77,12 @@ impl<'a> Turns<'a> {
         Ok(())
     }
 
-    /// Whether the power was cut, and what is wrong.
+    /// Stalls end when nothing else moves.
+    pub fn end_stalls(&mut self) {
+        self.ends_stalls = true;
+    }
+
+    /// True if the power was cut; and the fault that was found.
     pub fn end(self) -> (bool, Option<String>) {
         (self.cut, self.wrong)
     }

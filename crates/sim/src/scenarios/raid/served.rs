@@ -68,8 +68,8 @@ impl Served for StripeArray {
 
 /// The background work of an array.
 pub enum Keeper {
-    Lock(BackgroundWork),
-    Words(StripeBackground),
+    Lock(Box<BackgroundWork>),
+    Words(Box<StripeBackground>),
 }
 
 impl Keeper {
@@ -115,12 +115,12 @@ pub fn start(
         CoreKind::Lock => {
             let array = Raid5::start(assembly, options)?;
             let background = BackgroundWork::new(&array)?;
-            (array, Keeper::Lock(background))
+            (array, Keeper::Lock(Box::new(background)))
         }
         CoreKind::Words => {
             let array = StripeArray::start(assembly, options)?;
             let background = StripeBackground::new(&array);
-            (array, Keeper::Words(background))
+            (array, Keeper::Words(Box::new(background)))
         }
     })
 }

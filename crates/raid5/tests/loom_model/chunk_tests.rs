@@ -1,0 +1,106 @@
+//! Models of the bitmap's chunks.
+
+use crate::explore::explore;
+use crate::loom_model::Sound;
+use crate::loom_model::chunks::{self, Marked};
+use crate::{NoAcquireLoad, NoBarrier};
+use pvblk_block::stacked::Primitives;
+use std::sync::Arc;
+
+/// Steps at a chunk's bit.
+#[derive(Clone, Copy, PartialEq)]
+enum BitStep {
+    Try,
+    /// The end of a batch that is open when the run begins.
+    End,
+    Sweep,
+}
+
+fn run_marked<P: Primitives>(queues: &'static [&'static [BitStep]], fault: chunks::Fault) {
+    let array = Marked::<P>::new(fault);
+    if let Some(queue) = queues
+        .iter()
+        .position(|steps| steps.contains(&BitStep::End))
+    {
+        array.begin(queue);
+    }
+    let go = move |array: &Marked<P>, queue: usize| {
+        for step in queues[queue] {
+            match step {
+                BitStep::Try => array.try_write(queue),
+                BitStep::End => array.finish(),
+                BitStep::Sweep => array.sweep(),
+            }
+        }
+    };
+    let spawn = |queue| {
+        let array = Arc::clone(&array);
+        loom::thread::spawn(move || go(&array, queue))
+    };
+    let threads: Vec<_> = (1..queues.len()).map(spawn).collect();
+    go(&array, 0);
+    for thread in threads {
+        thread.join().expect("it ends");
+    }
+    array.check_end();
+}
+
+const MEET: &[&[BitStep]] = &[&[BitStep::Sweep, BitStep::Sweep], &[BitStep::Try]];
+const UNDER_WAY: &[&[BitStep]] = &[&[BitStep::Sweep, BitStep::Sweep], &[BitStep::End]];
+
+fn marked(queues: &'static [&'static [BitStep]], fault: chunks::Fault) {
+    explore(3, move || run_marked::<Sound>(queues, fault));
+}
+
+#[test]
+fn a_batch_begins_while_its_bit_is_taken_away() {
+    marked(MEET, chunks::Fault::None);
+}
+
+#[test]
+fn a_batch_ends_while_its_bit_is_taken_away() {
+    marked(UNDER_WAY, chunks::Fault::None);
+}
+
+#[test]
+fn sweeps_meet_two_batches() {
+    explore(2, || {
+        let steps: &[&[BitStep]] = &[
+            &[BitStep::Sweep, BitStep::Sweep, BitStep::Sweep],
+            &[BitStep::Try, BitStep::Try],
+        ];
+        run_marked::<Sound>(steps, chunks::Fault::None);
+    });
+}
+
+#[test]
+#[should_panic(expected = "bit")]
+fn control_without_the_barrier_a_batch_counts_on_a_bit_that_goes() {
+    explore(3, || run_marked::<NoBarrier>(MEET, chunks::Fault::None));
+}
+
+#[test]
+#[should_panic(expected = "bit")]
+fn control_a_scan_that_does_not_acquire_flushes_too_early() {
+    explore(3, || {
+        run_marked::<NoAcquireLoad>(UNDER_WAY, chunks::Fault::None);
+    });
+}
+
+#[test]
+#[should_panic(expected = "bit")]
+fn control_a_batch_that_does_not_say_that_it_uses_its_chunk_loses_the_bit() {
+    marked(MEET, chunks::Fault::NotUsed);
+}
+
+#[test]
+#[should_panic(expected = "bit")]
+fn control_a_sweep_that_does_not_wait_for_words_takes_a_bit_too_early() {
+    marked(UNDER_WAY, chunks::Fault::NoGrace);
+}
+
+#[test]
+#[should_panic(expected = "cached")]
+fn control_a_sweep_that_does_not_flush_leaves_a_cached_write() {
+    marked(UNDER_WAY, chunks::Fault::NoFlush);
+}
