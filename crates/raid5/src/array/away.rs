@@ -70,7 +70,12 @@ impl BackgroundWork {
         drop(core);
         let parts: &dyn Parts = &*shared;
         self.returns.step(parts, now, places);
-        if !frozen && let Some(member) = shared.control.returning.lock().take() {
+        if frozen {
+            return;
+        }
+        // Not locked while it is taken back.
+        let returning = shared.control.returning.lock().take();
+        if let Some(member) = returning {
             self.take_back(member);
         }
     }
