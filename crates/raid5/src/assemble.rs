@@ -70,6 +70,8 @@ pub struct Assembly {
     pub bitmap: Option<WriteIntent>,
     /// Data of the array may be wrong, because it is started by force.
     pub guessed: bool,
+    /// Events that superblocks have to reach: those on a device that they leave out have to be two behind.
+    pub(super) owed_events: u64,
     /// Devices that couldn't be written to, and aren't part of it any more.
     pub(super) thrown_out: Vec<(At, Member)>,
     /// For the user, a line each, such as `b.img is stale (events 7, newest 12)`.
@@ -98,6 +100,7 @@ impl Assembly {
             unsynced: Vec::new(),
             bitmap: None,
             guessed: false,
+            owed_events: 0,
             thrown_out: Vec::new(),
             notes: Vec::new(),
         }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::testing::Failing;
 use crate::testing::{
     Named, Power, assembled, change, contents, data, dirty, disks, get, prepared, put,
     random_array, roles, spoil, superblock, without, wrong_stripes,
@@ -7,6 +8,9 @@ use crate::{
     Batch, BitmapHeader, Blocking, Consistency, PplHeader, Role, log_space_bytes, ppl_signature,
     sleepy, xor_of,
 };
+use pvblk_block::{Op, Request};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 #[test]
 fn a_new_array_of_anything_gets_its_parity() {
@@ -416,6 +420,26 @@ fn a_member_that_cannot_be_written_is_thrown_out() {
     }
     let result = write_superblocks(&mut assembly, true, 5, &mut sleepy());
     assert!(result.is_err());
+}
+
+/// A member is thrown out, and then another one fails a write for a moment: the next try gets as far ahead of the first one as the first try would have.
+#[test]
+fn a_second_try_leaves_a_member_behind_for_good() {
+    let disks = disks(4);
+    random_array(&disks, Consistency::Resync, true);
+    let mut mixed = disks.clone();
+    let is_write = |request: &Request| request.op == Op::Write;
+    mixed[1].1 = Failing::over(&disks[1].1, Arc::new(is_write));
+    let writes = AtomicU64::new(0);
+    let second = move |request: &Request| is_write(request) && writes.fetch_add(1, Relaxed) == 1;
+    mixed[2].1 = Failing::over(&disks[2].1, Arc::new(second));
+    let mut assembly = assembled(&mixed).expect("an array");
+    write_superblocks(&mut assembly, false, 5, &mut sleepy()).expect_err("two failed");
+    assert_eq!(assembly.failed(), Some(1));
+    write_superblocks(&mut assembly, false, 5, &mut sleepy()).expect("written");
+    let (old, new) = (superblock(&disks[1]).events, superblock(&disks[0]).events);
+    assert!(old + 1 < new, "{old}, {new}: md would take it");
+    assert_eq!(superblock(&disks[2]).events, new);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use super::{
     STRIPE_BYTES, STRIPE_SECTORS, SUPER_SECTOR, Superblock, add_spare, assemble, create, prepare,
     sleepy, xor_into,
 };
-use failing::Failing;
+pub use failing::Failing;
 use parking_lot::Mutex;
 use pvblk_block::{BlockDevice, Error, Op, Request};
 use pvblk_volume::{MemSpec, MemVolume};

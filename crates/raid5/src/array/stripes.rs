@@ -246,6 +246,8 @@ impl StripeArray {
                 member.device = device.opened().device;
             }
         }
+        // The array has begun without them.
+        assembly.thrown_out.clear();
         let disk = OnDisk::new(assembly)?;
         let shared = Shared {
             devices,

@@ -112,7 +112,7 @@ impl Disks {
     ) -> Result<Vec<(At, Error)>, Error> {
         let mut failed: Vec<(At, Error)> = Vec::new();
         let most = writes.iter().map(|(_, _, bytes)| bytes.len()).max();
-        let window = self.window_bytes();
+        let window = self.window_bytes().max(1);
         for from in (0..most.unwrap_or(0)).step_by(window) {
             let mut left: Vec<At> = Vec::new();
             for (at, sector, bytes) in writes {

@@ -60,17 +60,20 @@ pub(in super::super) fn write_superblocks_on(
     let newest = assembly.events();
     // Those that lag behind come first.
     let mut events = newest + u64::from(!differ(assembly));
-    let mut last = newest + 1 + u64::from(names_missing(assembly));
+    // At least those that an earlier try owes: it may have failed after a device was left out.
+    let mut last = (newest + 1 + u64::from(names_missing(assembly))).max(assembly.owed_events);
+    assembly.owed_events = last;
     while events <= last {
         match write_all(assembly, disks, says, events, now_secs, idle) {
             Ok(()) => events += 1,
             Err(Failure { at, error }) => {
                 throw_out(assembly, disks, at, error).inspect_err(|_| {
                     // Tried again, the others must not get further ahead of the one that failed: two events are too many.
-                    take_back(assembly, events - 1);
+                    take_back(assembly, newest.max(events - 1));
                 })?;
                 // The member may have these events, although it returned an error.
                 last = last.max(events + 2);
+                assembly.owed_events = last;
             }
         }
     }

@@ -2,11 +2,11 @@
 //!
 //! A bit is on all members from before a batch writes a stripe of its chunk until after the flush that follows the batch's end.
 
+use super::Data;
 use super::common::Common;
 use super::io::Purpose;
 use super::queue::QueueCore;
-use super::record::{Kind, Stripe};
-use super::{Action, Data};
+use super::record::Stripe;
 use crate::STRIPE_SECTORS;
 use crate::head_pages::bits;
 use crate::words::{Chunks, InFlight, Marked, Open, Parked, Seen, Token};
@@ -101,11 +101,8 @@ impl QueueCore {
             self.stop_words();
             return None;
         }
-        let record = token.record_mut();
-        let stripe = record.known.stripe;
-        // A rebuild writes to the incoming device only.
-        let needs_bits = record.kind() != Kind::Sync(Action::Recover);
-        if !needs_bits || self.common.may_write(stripe) {
+        let stripe = token.record_mut().known.stripe;
+        if self.common.may_write(stripe) {
             return Some(token);
         }
         // Parked: a stop doesn't wait for it.

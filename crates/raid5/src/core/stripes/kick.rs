@@ -186,7 +186,9 @@ impl QueueCore {
             return self.change_members(None);
         }
         // An array that nobody has written to stays clean when devices come and go: a writer stops words again.
-        let dirty = self.now.dirty || failed == 0 && change.is_none();
+        // But parity that may be wrong can't be told of once a member is missing.
+        let is_unsynced = self.now.unsynced().first().is_some();
+        let dirty = self.now.dirty || failed == 0 && change.is_none() || failed != 0 && is_unsynced;
         self.set_phase(Phase::Naming {
             failed,
             change,

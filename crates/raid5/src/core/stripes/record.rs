@@ -44,9 +44,12 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// True if such a batch may write.
+    /// True if such a batch may write to members. A rebuild writes to the incoming device only, so an array that nobody has written to stays clean.
     pub fn writes(self) -> bool {
-        !matches!(self, Kind::Read | Kind::Sync(Action::Check))
+        !matches!(
+            self,
+            Kind::Read | Kind::Sync(Action::Check | Action::Recover)
+        )
     }
 }
 
