@@ -341,8 +341,8 @@ impl dyn Parts + '_ {
         }
     }
 
-    /// The reason why a device that was the member of a place can't be brought up to date by the bitmap; `None` if it can. `superblock`: as it is on
-    /// the device.
+    /// The reason why a device that was the member of a place can't be brought up to date by the bitmap; `None` if it can. `superblock`: the
+    /// device's own, as it was read.
     pub(super) fn why_whole(&self, place: usize, superblock: &Superblock) -> Option<String> {
         let Some(bitmap) = self.bitmap_header() else {
             return Some("the array has no write-intent bitmap".into());

@@ -57,16 +57,12 @@ fn write_page(
     idle: &mut Idle<'_>,
 ) -> Result<Vec<At>, Error> {
     let writes = writes(assembly, page * PAGE_BYTES, bytes);
-    let failed = disks.write_each(&writes, idle)?;
-    Ok(failed
-        .into_iter()
-        .map(|(at, error)| told(at, &error))
-        .collect())
-}
-
-fn told(at: At, error: &Error) -> At {
-    tracing::warn!("raid5: bitmap: {error}");
-    at
+    let mut failed = Vec::new();
+    for (at, error) in disks.write_each(&writes, idle)? {
+        tracing::warn!("raid5: bitmap: {error}");
+        failed.push(at);
+    }
+    Ok(failed)
 }
 
 /// The writes of a part of the bitmap, from byte `from` on, to all devices that have one.

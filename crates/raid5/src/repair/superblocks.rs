@@ -156,11 +156,7 @@ fn write_each(
         let Some(member) = at.of(assembly) else {
             continue;
         };
-        let superblock = &member.superblock;
-        let unit = disks.at(at)?.unit_bytes();
-        let mut bytes = superblock.encode().to_vec();
-        bytes.truncate(superblock.written_bytes().next_multiple_of(unit));
-        encoded.push((at, bytes));
+        encoded.push((at, as_written(&member.superblock, disks.at(at)?)));
     }
     let writes: Vec<_> = encoded
         .iter()
@@ -204,8 +200,13 @@ pub(super) fn write_one(
     disk: &mut Blocking,
     idle: &mut Idle<'_>,
 ) -> Result<(), Error> {
+    disk.write(SUPER_SECTOR, &as_written(sb, disk), idle)
+}
+
+/// The bytes of a superblock that are written: no more than it takes, in whole units of the disk.
+fn as_written(sb: &Superblock, disk: &Blocking) -> Vec<u8> {
     let bytes = sb.written_bytes().next_multiple_of(disk.unit_bytes());
-    disk.write(SUPER_SECTOR, &sb.encode()[..bytes], idle)
+    sb.encode()[..bytes].to_vec()
 }
 
 /// Where the next start is to go on to make parity right, as superblocks have it.
