@@ -11,8 +11,8 @@ use pvblk_block::{
     RequestFlags, Status,
 };
 use pvblk_raid5::{
-    ArrayOptions, Assembly, Blocking, Consistency, Geometry, Layout, Member, NewArray, Raid5,
-    STRIPE_BYTES, SUPER_SECTOR, StripeArray, StripeBackground, WritePath, sleepy,
+    ArrayOptions, Assembly, Blocking, Consistency, Geometry, Layout, ManagedArray, Member,
+    NewArray, Raid5, STRIPE_BYTES, SUPER_SECTOR, StripeArray, StripeBackground, WritePath, sleepy,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -470,11 +470,15 @@ fn nobody_waits_for_anothers_reads_or_writes() {
         (Core::Locked, WritePath::Direct),
         (Core::Locked, WritePath::StripeQueue),
         (Core::Words, WritePath::Direct),
+        (Core::Words, WritePath::StripeQueue),
     ];
     for (core, path) in ways {
         let world = of_four(core, 64, Consistency::Resync);
-        if let Served::Locked(array) = &world.array {
-            array.set_write_path(path);
+        match &world.array {
+            Served::Locked(array) => array.set_write_path(path),
+            Served::Words(array, _) => {
+                array.set_write_path(path).unwrap();
+            }
         }
         let device = world.array.device();
         let queue = |index| {

@@ -14,8 +14,8 @@ use pvblk_block::{
     BlockDevice, Buffer, Close, Completion, Op, Queue, QueueContext, Readiness, Request, Status,
 };
 use pvblk_raid5::{
-    ArrayOptions, Consistency, CreateOptions, StripeArray, StripeBackground, WritePath,
-    read_superblock, sleepy,
+    ArrayOptions, Consistency, CreateOptions, StripeArray, StripeBackground, read_superblock,
+    sleepy,
 };
 use pvblk_sys::Poller;
 use started::prepared;
@@ -73,18 +73,6 @@ fn read(queue: &mut Queue, background: &mut StripeBackground, sector: u64) -> Ve
     let request = Request::with_buffers(Op::Read, sector, vec![buffer], 0);
     queue.submit(&mut vec![request]);
     finish(queue, background)
-}
-
-#[test]
-fn an_array_that_needs_more_is_refused_by_name() {
-    let assembly = prepared(disks(), Some(&how(Consistency::Bitmap)));
-    let options = ArrayOptions {
-        path: WritePath::StripeQueue,
-        ..ArrayOptions::default()
-    };
-    let refused = StripeArray::start(assembly, &options);
-    let text = refused.err().expect("it is refused").to_string();
-    assert!(text.contains("a stripe queue"), "{text}");
 }
 
 #[test]

@@ -565,6 +565,11 @@ pub trait ManagedArray {
         self.parts().set_speed(min_kib, max_kib)
     }
 
+    /// Sets the path of writes from now on; waiting writes go on from where they are.
+    fn set_write_path(&self, path: WritePath) -> Result<(), Error> {
+        self.parts().set_write_path(path)
+    }
+
     /// Sets the number of stripe heads, 8 to 32768. Heads in use are freed when they are not in use any more.
     fn set_stripes(&self, stripes: usize) -> Result<(), Error> {
         check_stripes(stripes)?;

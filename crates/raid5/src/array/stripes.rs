@@ -24,8 +24,8 @@ pub use background::StripeBackground;
 use super::control::{Control, NoteQuiet, Parts, Snapshot, spares_now};
 use super::{ArrayOptions, CoreKind, ManagedArray, MemberDevice, WritePath, check_stripes};
 use crate::blocking::{Idle, sleepy};
-use crate::core::State;
 use crate::core::stripes::{Common, Errand, Mail};
+use crate::core::{Counts, State};
 use crate::words::Owner;
 use crate::{Assembly, BitmapHeader, Geometry, Member, STRIPE_SECTORS};
 use background::{Chores, seen};
@@ -45,6 +45,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use sync::Syncs;
 
+/// The array's own name in traces.
+const FLOOR: &str = "raid5";
 /// Most members: two slots more are for devices that come.
 const MOST_MEMBERS: usize = SLOTS - 2;
 /// Longest wait of an array that is closed for queues that were closed with work.
@@ -117,7 +119,10 @@ impl Parts for Shared {
                 mismatch_sectors: syncs.mismatch_sectors,
                 trouble: syncs.trouble,
                 recovered,
-                path: WritePath::Direct,
+                path: match self.common.gathers() {
+                    true => WritePath::StripeQueue,
+                    false => WritePath::Direct,
+                },
                 ..state
             },
             superblock: written.superblock.clone(),
@@ -172,12 +177,8 @@ impl Parts for Shared {
     }
 
     fn set_write_path(&self, path: WritePath) -> Result<(), Error> {
-        match path {
-            WritePath::Direct => Ok(()),
-            WritePath::StripeQueue => Err(Error::config(
-                "the core `words` has no stripe queue: start the array with core=lock for it",
-            )),
-        }
+        self.common.set_gathers(path == WritePath::StripeQueue);
+        Ok(())
     }
 }
 
@@ -196,14 +197,9 @@ impl StripeArray {
         options: &ArrayOptions,
     ) -> Result<Arc<StripeArray>, Error> {
         check_stripes(options.stripes)?;
-        let is_large = assembly.members.len() > MOST_MEMBERS;
-        let missing = [
-            (options.path != WritePath::Direct, "a stripe queue"),
-            (is_large, "more than 62 members"),
-        ];
-        if let Some((_, part)) = missing.iter().find(|(has, _)| *has) {
+        if assembly.members.len() > MOST_MEMBERS {
             return Err(Error::config(format!(
-                "the core `words` doesn't take an array with {part} yet: start it with core=lock"
+                "the core `words` doesn't take an array with more than {MOST_MEMBERS} members yet: start it with core=lock"
             )));
         }
         let control = Control::new(&mut assembly, options, CoreKind::Words)?;
@@ -231,6 +227,7 @@ impl StripeArray {
             options.stripes,
             options.member_timeout.is_some(),
         )?;
+        common.set_gathers(options.path == WritePath::StripeQueue);
         let guessed = assembly.guessed;
         let ticks = options.member_timeout.map(|_| Arc::new(Ticks::default()));
         let devices = Devices::new(devices, &common.devices().0, ticks);
@@ -280,6 +277,11 @@ impl StripeArray {
         let thread = thread.map_err(|e| Error::os("raid5: starting a thread", e))?;
         *self.thread.lock() = Some(thread);
         Ok(())
+    }
+
+    /// Counters of writes.
+    pub fn counts(&self) -> Counts {
+        self.shared.common.counts()
     }
 
     /// The place without a member.
@@ -351,7 +353,7 @@ impl BlockDevice for StripeArray {
     }
 
     fn floor(&self) -> String {
-        "raid5".into()
+        FLOOR.into()
     }
 
     fn limits(&self) -> Limits {

@@ -211,6 +211,18 @@ pub struct Counts {
     pub prereads: u64,
 }
 
+impl std::ops::Add for Counts {
+    type Output = Counts;
+
+    fn add(self, other: Counts) -> Counts {
+        Counts {
+            rounds: self.rounds + other.rounds,
+            whole: self.whole + other.whole,
+            prereads: self.prereads + other.prereads,
+        }
+    }
+}
+
 /// See the module's documentation.
 pub(super) struct Core {
     geometry: Geometry,

@@ -138,6 +138,12 @@ impl<R> Writing<R> {
         self.token.at()
     }
 
+    /// Records of the stripes that have entries in the unit.
+    pub fn stripes(&self) -> impl Iterator<Item = &R> {
+        let unit = self.token.record().unit.iter();
+        unit.map(|arrived| arrived.piece.token.record())
+    }
+
     /// The unit, which goes to the begin of the log's area on each device that has it, with FUA.
     pub fn buffers(&self) -> &[Buffer] {
         &self.buffers

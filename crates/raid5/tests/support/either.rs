@@ -3,7 +3,7 @@
 use pvblk_block::{BlockDevice, Close};
 use pvblk_raid5::{
     ArrayOptions, Assembly, BackgroundWork, Consistency, CoreKind, ManagedArray, Raid5,
-    StripeArray, StripeBackground,
+    StripeArray, StripeBackground, WriteCounts,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,18 +45,20 @@ impl Kind {
 }
 
 pub trait Array: ManagedArray + BlockDevice + Close {
-    /// The array of the core with a lock.
+    /// Counters of writes.
     #[allow(dead_code)]
-    fn locked(&self) -> &Raid5 {
-        panic!("it has another core")
+    fn counts(&self) -> WriteCounts;
+}
+
+impl Array for StripeArray {
+    fn counts(&self) -> WriteCounts {
+        StripeArray::counts(self)
     }
 }
 
-impl Array for StripeArray {}
-
 impl Array for Raid5 {
-    fn locked(&self) -> &Raid5 {
-        self
+    fn counts(&self) -> WriteCounts {
+        Raid5::counts(self)
     }
 }
 

@@ -1,13 +1,15 @@
 //! One queue of an array.
 
 use super::devices::AtSlot;
-use super::{Shared, number, owner};
+use super::{FLOOR, Shared, number, owner};
+use crate::array::MemberDevice;
 use crate::array::lower::{arm_members, below, open_entries, open_member};
 use crate::array::requests::{MemberRequest, MemberRequests};
 use crate::core::stripes::{Mail, QueueCore, SyncEnd};
 use crate::core::{SyncNow, Token, Work};
 use crate::words::Owner;
 use pvblk_block::stacked::{CompletionQueue, LowerQueue, finish_within};
+use pvblk_block::trace::{Phase, Tracer};
 use pvblk_block::{Completion, DeviceQueue, Error, QueueContext, Readiness, Request, Status};
 use pvblk_sys::Poller;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -32,6 +34,8 @@ pub(super) struct QueueState {
     /// Queues to the members, by slot, and those for whom they are.
     members: Vec<Option<LowerQueue>>,
     at_slots: Vec<Option<Arc<AtSlot>>>,
+    /// Where their requests come from, by slot.
+    remaps: Vec<Tracer>,
     /// For queues at devices that come later.
     below: QueueContext,
     /// The members that `members` follows, by their number. A device that went has I/O in flight, or one that came couldn't be opened: they are
@@ -45,6 +49,7 @@ pub(super) struct QueueState {
     /// Calculations that are being done.
     works: Vec<Work>,
     poller: Poller,
+    tracer: Tracer,
 }
 
 impl StripeQueue {
@@ -69,6 +74,9 @@ impl StripeQueue {
 impl QueueState {
     /// Queues at the members are opened later: where that isn't possible, I/O fails.
     pub(super) fn open(shared: &Arc<Shared>, context: &QueueContext) -> Result<QueueState, Error> {
+        let tracing = &context.tracing;
+        let tracer = tracing.tracer(FLOOR, context.index, context.submitter);
+        // Members don't know where their requests come from: `remaps` has that.
         let below = below(context);
         let (mail, poller) = open_entries()?;
         let number = shared.queues.open(&mail);
@@ -83,6 +91,7 @@ impl QueueState {
             mail,
             members: Vec::new(),
             at_slots: Vec::new(),
+            remaps: Vec::new(),
             below,
             followed: None,
             is_settled: false,
@@ -92,6 +101,7 @@ impl QueueState {
             polled: Vec::new(),
             works: Vec::new(),
             poller,
+            tracer,
         })
     }
 
@@ -112,6 +122,7 @@ impl QueueState {
         let slots = self.members.len().max(known.len());
         self.members.resize_with(slots, || None);
         self.at_slots.resize_with(slots, || None);
+        self.remaps.resize_with(slots, Tracer::default);
         let mut opened = Ok(());
         for (slot, known) in known.iter().enumerate() {
             if self.at_slots[slot].is_some() && !self.core.uses(slot) {
@@ -130,8 +141,12 @@ impl QueueState {
             let Some(device) = self.shared.devices.get(slot, known) else {
                 continue;
             };
-            match open_member(&device.opened(), &self.below) {
-                Ok(lower) => self.members[slot] = Some(lower),
+            let opened_device = device.opened();
+            match open_member(&opened_device, &self.below) {
+                Ok(lower) => {
+                    self.members[slot] = Some(lower);
+                    self.remaps[slot] = self.remaps_to(&opened_device);
+                }
                 Err(error) => (opened, is_settled) = (Err(error), false),
             }
             // Also without a queue there: this queue counts on the slot.
@@ -141,6 +156,14 @@ impl QueueState {
         opened
     }
 
+    /// The hooks for requests that come to a member from this queue.
+    fn remaps_to(&self, member: &MemberDevice) -> Tracer {
+        let floor = member.device.floor();
+        let tracing = self.below.tracing.below(&self.tracer);
+        let tracing = tracing.inside(&member.name, &floor);
+        tracing.tracer(&floor, self.below.index, self.below.submitter)
+    }
+
     /// Closes a queue that is idle.
     pub(super) fn close(self) {
         self.shared.post(&mut self.core.close());
@@ -148,6 +171,8 @@ impl QueueState {
     }
 
     fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
+        let issued = batch.iter().map(|request| &**request);
+        self.tracer.requests(Phase::Issue, issued);
         let core = &mut self.core;
         batch.drain(..).for_each(|request| core.submit(request));
         self.run();
@@ -175,7 +200,16 @@ impl QueueState {
         if any {
             self.run();
         }
-        any
+        any || self.expect_nothing()
+    }
+
+    /// The queue's user waits: writes that wait for more from it do so in vain, and go on. False if there are none.
+    fn expect_nothing(&mut self) -> bool {
+        let waits = self.core.done.is_empty() && self.core.waits_in_vain();
+        if waits {
+            self.step(QueueCore::expect_nothing);
+        }
+        waits
     }
 
     /// Steps the core until it waits, and passes its results on.
@@ -204,7 +238,15 @@ impl QueueState {
             let (core, members) = (&mut self.core, &self.members);
             let limits = |slot: usize| Some(*members.get(slot)?.as_ref()?.limits());
             self.requests.make(&mut core.ios, limits, &mut self.made);
-            for MemberRequest { slot, request, .. } in self.made.drain(..) {
+            for MemberRequest {
+                slot,
+                request,
+                cause,
+            } in self.made.drain(..)
+            {
+                if let (Some(cause), Some(remaps)) = (cause, self.remaps.get_mut(slot)) {
+                    remaps.remapped(&request, cause);
+                }
                 match &mut self.members[slot] {
                     Some(lower) => lower.push(request),
                     None => {
@@ -280,7 +322,7 @@ impl QueueState {
     pub(super) fn arm(&mut self) -> Readiness {
         let wait = self.mail.wait();
         wait.prepare_to_wait();
-        if self.has_done() || wait.is_pending() {
+        if self.has_done() || wait.is_pending() || self.expect_nothing() {
             return Readiness::Ready;
         }
         let readiness = arm_members(&mut self.members, &self.poller);

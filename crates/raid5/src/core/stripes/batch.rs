@@ -33,6 +33,15 @@ pub enum Flying {
     },
 }
 
+impl Flying {
+    pub(super) fn stripe(&self) -> &Stripe {
+        match self {
+            Flying::Reading { token, .. } => token.record(),
+            Flying::Calculating(token) | Flying::Writing { token, .. } => token.record(),
+        }
+    }
+}
+
 /// I/O of a batch that hasn't ended, and a mask of failures: of roles if it reads, and of slots if it writes.
 #[derive(Clone, Copy)]
 pub struct Ios {
@@ -176,6 +185,9 @@ impl QueueCore {
             .geometry
             .stripe_member_sector(record.known.stripe);
         let pages = record.head_pages().expect("a batch has pages");
+        if record.kind() == Kind::Write {
+            self.tallies.note_prereads(plan.reads.count_ones());
+        }
         let ios = Ios {
             left: plan.reads.count_ones() as usize,
             failed: 0,
@@ -334,6 +346,10 @@ impl QueueCore {
         let Some((plan, pieces)) = ready else {
             return self.end_batch(token, Vec::new(), true);
         };
+        if record.kind() == Kind::Write {
+            let blocks = self.common.geometry.data_members();
+            self.tallies.note_round(plan.blocks().1 == blocks);
+        }
         let calculation = view.calculation(&record.known, &plan, &pieces, !self.common.limited);
         let pages = record.head_pages().expect("a batch has pages");
         let partial = match calculation.partial {

@@ -3,11 +3,11 @@
 use super::membership::{Device, Membership, Progress, Seen};
 use super::queue::Mail;
 use super::record::{Part, Stripe};
-use crate::core::State;
 use crate::core::members::{Incoming, Members};
 use crate::core::plan::{Record, View, bit};
 use crate::core::slots::{MOST_READ_ERRORS, Unsynced};
 use crate::core::sync::Action;
+use crate::core::{Counts, State};
 use crate::words::{
     Chunks, Epoch, Errands, LogFormat, Logs, Owner, PageMemory, Places, Room, Stock, StripePages,
     Table,
@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use pvblk_block::{Error, Limits};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// Parameters of an array.
 pub(super) struct Setup {
@@ -100,16 +100,51 @@ impl Setup {
     }
 }
 
-/// The number of requests that a queue has taken. Only the queue writes it, on a cache line of its own.
+/// Counters of a queue. Only the queue writes them, on a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub struct Taken(AtomicU64);
+pub struct Tallies {
+    requests: AtomicU64,
+    rounds: AtomicU64,
+    whole: AtomicU64,
+    prereads: AtomicU64,
+}
 
-impl Taken {
-    pub(super) fn add_one(&self) {
-        self.0
-            .store(self.0.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+fn add(to: &AtomicU64, count: u64) {
+    to.store(to.load(Ordering::Relaxed) + count, Ordering::Relaxed);
+}
+
+impl Tallies {
+    /// The queue has taken a request.
+    pub(super) fn note_request(&self) {
+        add(&self.requests, 1);
     }
+
+    /// Blocks are read for a batch of writes.
+    pub(super) fn note_prereads(&self, blocks: u32) {
+        add(&self.prereads, blocks.into());
+    }
+
+    /// A batch of writes is calculated.
+    pub(super) fn note_round(&self, whole: bool) {
+        add(&self.rounds, 1);
+        add(&self.whole, whole.into());
+    }
+
+    fn counts(&self) -> Counts {
+        Counts {
+            rounds: self.rounds.load(Ordering::Relaxed),
+            whole: self.whole.load(Ordering::Relaxed),
+            prereads: self.prereads.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Open queues, and counts of those that were closed.
+#[derive(Default)]
+struct OpenQueues {
+    all: Vec<(Owner, Arc<Tallies>)>,
+    closed: Counts,
 }
 
 /// See the module's documentation. Queues have an [`Arc`] of it.
@@ -142,8 +177,12 @@ pub struct Common {
     failed: AtomicU64,
     /// An action is under way.
     syncs: AtomicBool,
-    /// Open queues, which are told when words go on, and the number of requests that each has taken.
-    queues: Mutex<Vec<(Owner, Arc<Taken>)>>,
+    /// Writes wait in stripe queues.
+    gathers: AtomicBool,
+    /// Stripes that may have pages, as they were set last.
+    stripes: AtomicUsize,
+    /// Open queues, which are told when words go on, with their counters.
+    queues: Mutex<OpenQueues>,
 }
 
 impl Common {
@@ -217,7 +256,9 @@ impl Common {
             most_read_errors: setup.most_read_errors,
             failed: AtomicU64::new(0),
             syncs: AtomicBool::new(false),
-            queues: Mutex::new(Vec::new()),
+            gathers: AtomicBool::new(false),
+            stripes: setup.sets.into(),
+            queues: Mutex::default(),
         }))
     }
 
@@ -303,17 +344,43 @@ impl Common {
 
     pub fn queues(&self) -> Vec<Owner> {
         let queues = self.queues.lock();
-        queues.iter().map(|(owner, _)| *owner).collect()
+        queues.all.iter().map(|(owner, _)| *owner).collect()
     }
 
-    pub fn add_queue(&self, queue: Owner) -> Arc<Taken> {
-        let taken = Arc::<Taken>::default();
-        self.queues.lock().push((queue, Arc::clone(&taken)));
-        taken
+    pub fn add_queue(&self, queue: Owner) -> Arc<Tallies> {
+        let tallies = Arc::<Tallies>::default();
+        let all = &mut self.queues.lock().all;
+        all.push((queue, Arc::clone(&tallies)));
+        tallies
     }
 
     pub fn remove_queue(&self, queue: Owner) {
-        self.queues.lock().retain(|(other, _)| *other != queue);
+        let mut queues = self.queues.lock();
+        let OpenQueues { all, closed } = &mut *queues;
+        let gone = all.extract_if(.., |(owner, _)| *owner == queue);
+        *closed = gone.fold(*closed, |sum, (_, tallies)| sum + tallies.counts());
+    }
+
+    /// Counters of writes, of all queues ever.
+    pub fn counts(&self) -> Counts {
+        let queues = self.queues.lock();
+        let open = queues.all.iter().map(|(_, tallies)| tallies.counts());
+        open.fold(queues.closed, |sum, counts| sum + counts)
+    }
+
+    /// True if writes wait in stripe queues.
+    pub fn gathers(&self) -> bool {
+        self.gathers.load(Ordering::Relaxed)
+    }
+
+    /// From now on writes wait in stripe queues, or don't. Writes that wait go on when their queue is stepped.
+    pub fn set_gathers(&self, gathers: bool) {
+        self.gathers.store(gathers, Ordering::Relaxed);
+    }
+
+    /// Stripes that may have pages.
+    pub(super) fn stripes(&self) -> usize {
+        self.stripes.load(Ordering::Relaxed)
     }
 
     /// An action begins; false if one is under way.
@@ -329,8 +396,9 @@ impl Common {
     pub fn requests(&self) -> u64 {
         let queues = self.queues.lock();
         let taken = queues
+            .all
             .iter()
-            .map(|(_, taken)| taken.0.load(Ordering::Relaxed));
+            .map(|(_, tallies)| tallies.requests.load(Ordering::Relaxed));
         taken.sum()
     }
 
@@ -379,7 +447,7 @@ impl Common {
             broken: now.broken,
             dirty: now.dirty,
             in_sync_sectors: unsynced.map(|stripe| stripe * STRIPE_SECTORS),
-            stripes: self.stock.set_number(),
+            stripes: self.stripes(),
             active_stripes: self.words.busy(),
             requests: self.requests(),
             ..State::default()
@@ -432,6 +500,7 @@ impl Common {
         let mut wake = Vec::new();
         let make = |missing| self.memory.make(missing);
         self.stock.set_count(count, make, &mut wake)?;
+        self.stripes.store(count, Ordering::Relaxed);
         Ok(wake.into_iter().map(|to| (to, Mail::Pages)).collect())
     }
 

@@ -5,7 +5,7 @@ use super::queue::QueueCore;
 use super::request::Direct;
 use super::{Data, MemberIo};
 use crate::core::Token as IoToken;
-use pvblk_block::Op;
+use pvblk_block::{Op, trace};
 
 /// The purpose of an I/O.
 pub enum Purpose {
@@ -53,6 +53,10 @@ impl QueueCore {
             | Purpose::Sync
             | Purpose::Sweep => 0,
         };
+        let cause = match trace::is_on() {
+            true => self.cause(&purpose),
+            false => None,
+        };
         let token = self.purposes.insert((purpose, slot));
         self.ios.push(MemberIo {
             runner: usize::from(self.me.number()),
@@ -62,8 +66,22 @@ impl QueueCore {
             sector: base + sector,
             data,
             token: IoToken(token),
-            cause: None,
+            cause,
         });
+    }
+
+    /// A sector of the array that an I/O is for, of a request that traces follow.
+    #[cold]
+    fn cause(&self, purpose: &Purpose) -> Option<u64> {
+        let stripe = match purpose {
+            Purpose::Direct(direct) => return self.followed(direct),
+            Purpose::Read { flying, .. } | Purpose::Write { flying } => {
+                self.flying[*flying].stripe()
+            }
+            Purpose::Log(unit) => return self.unit_followed(*unit),
+            Purpose::Flush(_) | Purpose::Kick | Purpose::Sync | Purpose::Sweep => return None,
+        };
+        stripe.followed(&self.common.geometry)
     }
 
     /// I/O that this queue started has ended.

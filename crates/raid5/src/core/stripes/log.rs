@@ -96,6 +96,17 @@ impl QueueCore {
         }
     }
 
+    /// A sector of the array that a unit is for, of a request that traces follow.
+    pub(super) fn unit_followed(&self, key: UnitKey) -> Option<u64> {
+        match &self.units[key.0].step {
+            UnitStep::Writing(writing) => {
+                let mut stripes = writing.stripes();
+                stripes.find_map(|stripe| stripe.followed(&self.common.geometry))
+            }
+            UnitStep::Flushing(_) => None,
+        }
+    }
+
     fn add_unit(&mut self, step: UnitStep, ios: usize) -> UnitKey {
         UnitKey(self.units.insert(Unit {
             step,

@@ -8,6 +8,7 @@
 //! | `queue` | a queue's own part: its inputs, outputs and steps |
 //! | `record` | the record of a stripe, the requests' parts that wait for it, and its plans |
 //! | `request` | requests, from their begin to their end; reads that need no word |
+//! | `gather` | the stripe queue: writes that wait until their stripe is whole |
 //! | `batch` | a batch, from the claim of its word to the release |
 //! | `intent` | bits of the bitmap: batches that wait for theirs, and sweeps |
 //! | `log` | units of logs that this queue writes |
@@ -18,11 +19,10 @@
 //!
 //! It does no I/O, and knows no threads: whoever drives a queue carries out what the queue puts into its outputs, and tells it the end. A
 //! queue reads the common parts and changes them by words only; everything else that one has to tell another is [`Mail`].
-//!
-//! Not here yet: the stripe queue, time limits of devices.
 
 mod batch;
 mod common;
+mod gather;
 mod intent;
 mod io;
 mod kick;

@@ -1,7 +1,8 @@
 //! [`QueueCore`]: the part of the core that is one queue's own.
 
 use super::batch::Flying;
-use super::common::{Common, Taken};
+use super::common::{Common, Tallies};
+use super::gather::Gather;
 use super::intent::Intents;
 use super::io::Purpose;
 use super::kick::{Change, Kick};
@@ -59,6 +60,8 @@ pub enum EndedOf {
         request: Shared,
         /// Number of the request in its queue.
         id: usize,
+        /// That of the part's stripe in the stripe queue.
+        way: Option<usize>,
     },
     Sync {
         stripe: u64,
@@ -91,7 +94,7 @@ pub enum Errand {
 pub struct QueueCore {
     pub(super) me: Owner,
     pub(super) common: Arc<Common>,
-    pub(super) taken: Arc<Taken>,
+    pub(super) tallies: Arc<Tallies>,
     /// The epoch's number at the last look, and the members then.
     epoch: u32,
     pub(super) now: Arc<Membership>,
@@ -102,6 +105,7 @@ pub struct QueueCore {
     pub(super) active: Slab<Active>,
     /// Ranges of requests whose parts haven't all arrived at their words.
     pub(super) spans: VecDeque<Span>,
+    pub(super) gather: Gather,
     pub(super) purposes: Slab<(Purpose, usize)>,
     pub(super) flying: Slab<Flying>,
     pub(super) units: Slab<Unit>,
@@ -147,11 +151,11 @@ impl QueueCore {
             return Err(too_many());
         };
         // Before the first look at the epoch: the end of a stop that it shows is told to this queue, too.
-        let taken = common.add_queue(me);
+        let tallies = common.add_queue(me);
         Ok(QueueCore {
             me,
             common: Arc::clone(common),
-            taken,
+            tallies,
             // No number of an epoch that goes on.
             epoch: u32::MAX,
             now: common.membership(),
@@ -161,6 +165,7 @@ impl QueueCore {
             blocks: LogBlocks::default(),
             active: Slab::new(),
             spans: VecDeque::new(),
+            gather: Gather::default(),
             purposes: Slab::new(),
             flying: Slab::new(),
             units: Slab::new(),
@@ -226,9 +231,10 @@ impl QueueCore {
         self.todo.push_back(mail);
     }
 
-    /// Does one step, as long as there is one. All parts arrive first: those of one stripe are then one batch, which may need no reads.
+    /// Does one step, as long as there is one. All parts arrive first, or wait in the
+    /// stripe queue: those of one stripe are then one batch, which may need no reads.
     pub fn step(&mut self) -> bool {
-        self.next_part() || self.next_mail() || self.next_synced()
+        self.next_part() || self.next_gathered() || self.next_mail() || self.next_synced()
     }
 
     /// Does what the next mail asks for, if there is any.
@@ -330,6 +336,7 @@ impl fmt::Debug for QueueCore {
             .field("me", &self.me)
             .field("requests", &self.active.len())
             .field("spans", &self.spans.len())
+            .field("gathered", &self.gather.waiting())
             .field("todo", &self.todo.len())
             .field("ios", &self.purposes.len())
             .field("flying", &self.flying.len())

@@ -28,6 +28,8 @@ pub enum PartOf {
         id: usize,
         /// Sectors of the array. Those that lie in other stripes aren't this part's.
         sectors: Range<u64>,
+        /// It comes from the stripe queue, which has this number for its stripe.
+        way: Option<usize>,
     },
     /// The stripe's turn in a rebuild, resync or check.
     Sync(Action),
@@ -98,9 +100,37 @@ impl words::Record for Stripe {
 }
 
 impl Part {
+    /// Its first sector in the stripe, if traces follow its request.
+    fn followed(&self, geometry: &Geometry) -> Option<u64> {
+        let PartOf::Request {
+            request, sectors, ..
+        } = &self.of
+        else {
+            return None;
+        };
+        let blocks = (0..geometry.data_members()).filter(|_| request.followed);
+        let mut in_blocks = blocks.map(|index| in_block(geometry, self.stripe, index, sectors));
+        Some(in_blocks.find(|sectors| !sectors.is_empty())?.start)
+    }
+
     /// True if it is the stripe's turn in a rebuild.
     pub fn is_rebuild(&self) -> bool {
         matches!(self.of, PartOf::Sync(Action::Recover))
+    }
+
+    /// Sectors of the array, some of which are its own; `None`: it is no request's.
+    pub(super) fn sectors(&self) -> Option<&Range<u64>> {
+        match &self.of {
+            PartOf::Request { sectors, .. } => Some(sectors),
+            PartOf::Sync(_) => None,
+        }
+    }
+
+    /// The stripe queue sends it to its word.
+    pub(super) fn set_way(&mut self, number: usize) {
+        if let PartOf::Request { way, .. } = &mut self.of {
+            *way = Some(number);
+        }
     }
 
     fn kind(&self) -> Kind {
@@ -145,7 +175,12 @@ impl Part {
 }
 
 /// The sectors of a range that lie in a data block of a stripe.
-fn in_block(geometry: &Geometry, stripe: u64, index: usize, sectors: &Range<u64>) -> Range<u64> {
+pub(super) fn in_block(
+    geometry: &Geometry,
+    stripe: u64,
+    index: usize,
+    sectors: &Range<u64>,
+) -> Range<u64> {
     let block = geometry.stripe_array_sector(stripe, index);
     sectors.start.max(block)..sectors.end.min(block + STRIPE_SECTORS)
 }
@@ -263,6 +298,21 @@ impl Stripe {
             PartOf::Sync(_) => None,
         });
         taken.collect()
+    }
+
+    /// A sector of the array that the batch is for, of a request that traces follow.
+    pub(super) fn followed(&self, geometry: &Geometry) -> Option<u64> {
+        let stripe = self.known.stripe;
+        let mut parts = self.waiting.iter().map(|waiting| &waiting.part);
+        match &self.batch {
+            Some(batch) => batch.pieces.iter().find_map(|round| {
+                let part = &self.waiting[round.piece.request].part;
+                part.followed(geometry)
+            }),
+            None => {
+                parts.find_map(|part| part.followed(geometry).filter(|_| part.stripe == stripe))
+            }
+        }
     }
 
     /// The batch is planned anew, from nothing that was read.

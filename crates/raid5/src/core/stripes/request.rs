@@ -54,7 +54,7 @@ impl QueueCore {
             let status = Status::Unsupported;
             return self.done.push(Completion { request, status });
         }
-        self.taken.add_one();
+        self.tallies.note_request();
         self.look();
         let sectors = request.sector..request.end();
         let id = self.active.insert(Active {
@@ -66,7 +66,14 @@ impl QueueCore {
             _ if self.now.broken => {}
             Op::Read => self.read(id, sectors),
             Op::Flush => self.flush(id),
-            Op::Write | Op::WriteZeroes => self.add_span(id, sectors),
+            Op::Write => {
+                if self.common.gathers() {
+                    self.gather
+                        .note_write(sectors.start, sectors.end - sectors.start);
+                }
+                self.add_span(id, sectors);
+            }
+            Op::WriteZeroes => self.add_span(id, sectors),
             Op::Discard => self.discard(id, sectors),
         }
         self.one_done(id, true);
@@ -120,6 +127,12 @@ impl QueueCore {
             let io = (slot, Op::Read, false);
             self.start(purpose, io, piece.place.member_sector, Data::Some(buffers));
         }
+    }
+
+    /// The first sector of a piece of a read, if traces follow its request.
+    pub(super) fn followed(&self, direct: &Direct) -> Option<u64> {
+        let follows = self.active[direct.request].request.followed;
+        follows.then_some(direct.sectors.start)
     }
 
     /// A piece of a read has ended. One that the member failed is read by stripes, which calculate blocks that can't be read.
@@ -198,6 +211,7 @@ impl QueueCore {
                     request: Arc::clone(&active.request),
                     id,
                     sectors: sectors.clone(),
+                    way: None,
                 },
                 from: self.me,
                 stripe,
@@ -208,13 +222,35 @@ impl QueueCore {
             self.one_done(id, !self.now.broken);
             return true;
         };
-        let Some(place) = self.places.take() else {
-            span.stripes.start = part.stripe;
-            return false;
+        let stripe = part.stripe;
+        let has_gone = match active.request.op == Op::Write && self.common.gathers() {
+            true => self.gather_part(part),
+            false => match self.places.take() {
+                Some(place) => {
+                    self.arrive(place, part);
+                    true
+                }
+                None => false,
+            },
         };
-        active.left += 1;
-        self.arrive(place, part);
-        true
+        match has_gone {
+            true => self.active[id].left += 1,
+            // It is taken again.
+            false => {
+                if let Some(span) = self.spans.front_mut() {
+                    span.stripes.start = stripe;
+                }
+            }
+        }
+        has_gone
+    }
+
+    /// A part that never arrived at its word fails.
+    pub(super) fn fail_part(&mut self, part: Part) {
+        if let PartOf::Request { request, id, .. } = part.of {
+            drop(request);
+            self.one_done(id, false);
+        }
     }
 
     /// A part arrives at its stripe's word.
@@ -235,7 +271,9 @@ impl QueueCore {
             let (ok, mismatch) = (!waiting.has_failed(), waiting.mismatch);
             let Waiting { place, part, .. } = waiting;
             let of = match part.of {
-                PartOf::Request { request, id, .. } => EndedOf::Request { request, id },
+                PartOf::Request {
+                    request, id, way, ..
+                } => EndedOf::Request { request, id, way },
                 PartOf::Sync(_) => EndedOf::Sync {
                     stripe: part.stripe,
                     mismatch,
@@ -249,8 +287,11 @@ impl QueueCore {
     pub(super) fn part_ended(&mut self, ended: Ended) {
         self.places.put(ended.place);
         match ended.of {
-            EndedOf::Request { request, id } => {
+            EndedOf::Request { request, id, way } => {
                 drop(request);
+                if let Some(way) = way {
+                    self.gathered_ended(way);
+                }
                 self.one_done(id, ended.ok);
             }
             EndedOf::Sync { stripe, mismatch } => {

@@ -117,11 +117,7 @@ impl ArrayProfile {
     /// With this core, and what it has.
     #[must_use]
     pub fn with_core(self, core: CoreKind) -> ArrayProfile {
-        ArrayProfile {
-            queued: self.queued && core == CoreKind::Lock,
-            core,
-            ..self
-        }
+        ArrayProfile { core, ..self }
     }
 
     /// The properties of a seed.

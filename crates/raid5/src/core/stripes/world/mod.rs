@@ -80,6 +80,8 @@ pub struct World {
     asked: Vec<Option<Asked>>,
     /// Most requests are for these sectors, so that others' bits aren't used for a while.
     focus: Option<Range<u64>>,
+    /// The end of the last write.
+    written: u64,
     history: History,
     now: u64,
     weights: [u32; KINDS],
@@ -213,6 +215,7 @@ impl World {
             signature: ppl_signature(&UUID),
         });
         let common = common.expect("memory");
+        common.set_gathers(rng.bool());
         let open = |queue| Some(QueueCore::open(&common, owner(queue)).expect("room for it"));
         let capacity = geometry.capacity_sectors();
         World {
@@ -235,6 +238,7 @@ impl World {
             doomed: 0,
             asked: Vec::new(),
             focus: None,
+            written: 0,
             history: History::new((0..capacity).map(|sector| value(0, sector))),
             now: 0,
             weights: [0; KINDS],
@@ -303,6 +307,9 @@ impl World {
     /// A queue is closed or opened, memory is given back, or the number of stripes changes.
     fn do_rare(&mut self) {
         let queue = self.rng.usize(..self.queues.len());
+        if self.rng.u32(..4) == 0 {
+            self.common.set_gathers(self.rng.bool());
+        }
         let mail = match self.rng.u32(..4) {
             0 => self.common.give_way().1,
             1 => {
@@ -341,7 +348,18 @@ impl World {
             4 => self.deliver(),
             5 => self.set_bits(),
             _ => self.do_errand(),
-        })
+        }) || self.expect_nothing()
+    }
+
+    /// A queue's user waits; false if no queue's writes wait for it.
+    fn expect_nothing(&mut self) -> bool {
+        let mut queues = self.queues.iter_mut().flatten();
+        let Some(queue) = queues.find(|queue| queue.waits_in_vain()) else {
+            return false;
+        };
+        self.ways.waited_in_vain += 1;
+        queue.expect_nothing();
+        true
     }
 
     fn step_any(&mut self) -> bool {
@@ -365,7 +383,18 @@ impl World {
         let next = self.queue(queue).todo.front();
         let is_again = matches!(next, Some(Mail::Answer(Answer::Again { .. })));
         self.ways.again += usize::from(is_again);
-        let done = self.queue(queue).step();
+        let is_impatient = self.rng.u32(..16) == 0;
+        let q = self.queue(queue);
+        let in_vain = is_impatient && q.waits_in_vain();
+        if in_vain {
+            q.expect_nothing();
+        }
+        let done = q.step();
+        q.gather.check().expect("stripes in their places");
+        let (delayed, whole) = q.gather.delayed_and_whole();
+        self.ways.waited_in_vain += usize::from(in_vain);
+        self.ways.delayed += delayed;
+        self.ways.whole += whole;
         self.collect(queue);
         done
     }
@@ -476,6 +505,17 @@ impl World {
             }
             _ => (sector, sectors),
         };
+        let left = capacity - self.written.min(capacity);
+        let (sector, sectors) = match op {
+            // A stream.
+            Op::Write if left > 0 && self.common.gathers() && self.rng.u32(..4) > 0 => {
+                (self.written, left.min(STRIPE_SECTORS))
+            }
+            _ => (sector, sectors),
+        };
+        if op == Op::Write {
+            self.written = (sector + sectors) % capacity;
+        }
         let tag = self.asked.len() as u64;
         let mut request = Request::new(op, sector, sectors, tag);
         if op.is_write() && op != Op::Discard && self.rng.u32(..5) == 0 {

@@ -41,6 +41,9 @@ pub struct Ways {
     pub bits_set: usize,
     pub bits_cleared: usize,
     pub taken_back: usize,
+    pub delayed: usize,
+    pub whole: usize,
+    pub waited_in_vain: usize,
 }
 
 impl Ways {
@@ -85,6 +88,9 @@ impl Ways {
             self.bits_set,
             self.bits_cleared,
             self.taken_back,
+            self.delayed,
+            self.whole,
+            self.waited_in_vain,
         ];
         all.into_iter().min().unwrap_or(0)
     }

@@ -1,0 +1,450 @@
+//! The stripe queue (seed 004): a queue's writes wait here, without places or pages, until their stripe is whole or nothing more is to be expected.
+//!
+//! ```text
+//!           part                  whole                 its row may go
+//!  (none) ────────▶ Delayed ───────────────▶ Whole ────────────────────▶ Goes
+//!                      │  none of this queue's stripes reads, and its row may go       │ a place, and few enough are under way
+//!                      └─────────────────────────────────────────────▶ Goes            ▼
+//!                                                                     under way, until the last part has ended
+//! ```
+//!
+//! A row may go unless a stream is at work in it: more will come for its stripes soon. Each queue has a stripe queue of its own, so writes of
+//! two queues to one stripe meet at its word only.
+
+use super::queue::QueueCore;
+use super::record::{Part, in_block};
+use crate::core::head::Spread;
+use crate::{Geometry, STRIPE_SECTORS};
+use slab::Slab;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::hash::BuildHasherDefault;
+
+/// Stripes that ended after which a write waits no longer, whatever else there is.
+const PATIENCE: u64 = 2048;
+/// Streams that are known at a time.
+const STREAMS: usize = 32;
+/// Stripes that may wait, for each that may have pages: the seed's `STRIPE_QUEUE_SIZE`.
+const WAITING_PER_SET: usize = 2;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Delayed,
+    Whole,
+    Goes,
+}
+
+/// Writes of a stripe that wait.
+struct Waits {
+    stripe: u64,
+    parts: Vec<Part>,
+    /// Sectors that they write, as a mask for each data block.
+    covered: Vec<u8>,
+    place: Place,
+    /// Its number among those that began to wait.
+    number: u64,
+    /// Stripes that had ended when it began to wait.
+    since: u64,
+}
+
+impl Waits {
+    fn is_whole(&self) -> bool {
+        self.covered.iter().all(|sectors| *sectors == u8::MAX)
+    }
+}
+
+/// A stripe whose parts were sent to its word.
+struct UnderWay {
+    parts: usize,
+    reads: bool,
+}
+
+/// Where writes follow one another.
+#[derive(Clone, Copy, Default)]
+struct Stream {
+    end: u64,
+    sectors: u64,
+    writes: u64,
+    used: u64,
+}
+
+impl Stream {
+    /// True if it is long enough for more to be expected.
+    fn is_long(&self, row_sectors: u64) -> bool {
+        self.writes >= 4 || (self.writes > 2 && self.sectors >= row_sectors)
+    }
+}
+
+/// See the module's documentation.
+#[derive(Default)]
+pub(super) struct Gather {
+    all: Slab<Waits>,
+    by_stripe: HashMap<u64, usize, BuildHasherDefault<Spread>>,
+    /// By their numbers.
+    delayed: BTreeMap<u64, usize>,
+    whole: BTreeMap<u64, usize>,
+    /// Those that go: first those that are whole.
+    whole_go: VecDeque<usize>,
+    read_go: VecDeque<usize>,
+    /// Parts of a stripe that are on their way to its word, and its number under way.
+    arriving: VecDeque<Part>,
+    under_way: Slab<UnderWay>,
+    /// Stripes under way that read.
+    reading: usize,
+    /// As many are under way as there may be; until a quarter less are, none goes, so that neighbours go together.
+    is_full: bool,
+    /// Stripes that ended.
+    ended: u64,
+    begun: u64,
+    /// Something has changed since the last look at those that wait.
+    changed: bool,
+    streams: Vec<Stream>,
+    writes: u64,
+    /// The last stripe that went to read.
+    read_last: u64,
+    /// Memory to be used again.
+    spare: Vec<(Vec<Part>, Vec<u8>)>,
+}
+
+impl Gather {
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty() && self.arriving.is_empty()
+    }
+
+    /// Stripes that wait.
+    pub fn waiting(&self) -> usize {
+        self.all.len()
+    }
+
+    /// A write of the array's sectors begins: does it go on where another one ended?
+    pub fn note_write(&mut self, sector: u64, sectors: u64) {
+        self.writes += 1;
+        let used = self.writes;
+        // Once it is a stream, a little out of order is in order still; before, that may be chance.
+        let is_near = |stream: &&mut Stream| {
+            let gap = if stream.writes < 4 { 0 } else { 256 };
+            sector >= stream.end && sector - stream.end <= gap
+        };
+        let end = sector + sectors;
+        if let Some(stream) = self.streams.iter_mut().find(is_near) {
+            let (sectors, writes) = (stream.sectors + sectors, stream.writes + 1);
+            *stream = Stream {
+                end,
+                sectors,
+                writes,
+                used,
+            };
+            return;
+        }
+        let new = Stream {
+            end,
+            sectors,
+            writes: 1,
+            used,
+        };
+        if self.streams.len() < STREAMS {
+            self.streams.push(new);
+        } else if let Some(oldest) = self.streams.iter_mut().min_by_key(|stream| stream.used) {
+            *oldest = new;
+        }
+    }
+
+    /// True if a part of the stripe may be added: its stripe waits already, or there is room for one more. If there is none, the writes that
+    /// have waited longest go.
+    fn has_room(&mut self, stripe: u64, geometry: &Geometry, sets: usize) -> bool {
+        if self.by_stripe.contains_key(&stripe) || self.all.len() < sets * WAITING_PER_SET {
+            return true;
+        }
+        if self.whole_go.is_empty() && self.read_go.is_empty() {
+            self.oldest_go(geometry);
+        }
+        false
+    }
+
+    fn add(&mut self, part: Part, geometry: &Geometry) {
+        let Some(sectors) = part.sectors().cloned() else {
+            return;
+        };
+        self.changed = true;
+        let stripe = part.stripe;
+        let key = match self.by_stripe.get(&stripe) {
+            Some(key) => *key,
+            None => self.begin_to_wait(stripe, geometry.data_members()),
+        };
+        let waits = &mut self.all[key];
+        for (index, covered) in waits.covered.iter_mut().enumerate() {
+            let sectors = in_block(geometry, stripe, index, &sectors);
+            for sector in sectors {
+                *covered |= 1 << (sector % STRIPE_SECTORS);
+            }
+        }
+        waits.parts.push(part);
+        if waits.place == Place::Delayed && waits.is_whole() {
+            waits.place = Place::Whole;
+            waits.since = self.ended;
+            self.delayed.remove(&waits.number);
+            self.whole.insert(waits.number, key);
+        }
+    }
+
+    fn begin_to_wait(&mut self, stripe: u64, blocks: usize) -> usize {
+        let (parts, mut covered) = self.spare.pop().unwrap_or_default();
+        covered.clear();
+        covered.resize(blocks, 0);
+        let number = self.begun;
+        self.begun += 1;
+        let key = self.all.insert(Waits {
+            stripe,
+            parts,
+            covered,
+            place: Place::Delayed,
+            number,
+            since: self.ended,
+        });
+        self.by_stripe.insert(stripe, key);
+        self.delayed.insert(number, key);
+        key
+    }
+
+    /// Rows that streams are in at the moment.
+    fn stream_rows(&self, row_sectors: u64) -> Vec<u64> {
+        let long = self
+            .streams
+            .iter()
+            .filter(|stream| stream.is_long(row_sectors));
+        let inside = long.filter(|stream| stream.end % row_sectors != 0);
+        inside.map(|stream| stream.end / row_sectors).collect()
+    }
+
+    fn may_go(&self, key: usize, rows: &[u64], geometry: &Geometry) -> bool {
+        let waits = &self.all[key];
+        self.ended - waits.since > PATIENCE || !rows.contains(&geometry.stripe_row(waits.stripe))
+    }
+
+    /// Looks which of those that wait may go. `at_once`: all may.
+    fn look(&mut self, geometry: &Geometry, at_once: bool) {
+        self.changed = false;
+        let rows = match at_once {
+            true => Vec::new(),
+            false => self.stream_rows(geometry.row_sectors()),
+        };
+        let going = |gather: &Gather, of: &BTreeMap<u64, usize>| -> Vec<usize> {
+            let keys = of.values().copied();
+            keys.filter(|key| gather.may_go(*key, &rows, geometry))
+                .collect()
+        };
+        let whole = going(self, &self.whole);
+        self.go(whole);
+        let is_old = |key: &usize| self.ended - self.all[*key].since > PATIENCE;
+        let may_read = self.reading == 0 && self.read_go.is_empty();
+        if at_once || may_read || self.delayed.values().next().is_some_and(is_old) {
+            let mut delayed = going(self, &self.delayed);
+            // Members like it in order, and on from where the last one was.
+            let from = self.read_last;
+            delayed.sort_unstable_by_key(|key| {
+                let stripe = self.all[*key].stripe;
+                (stripe < from, stripe)
+            });
+            self.go(delayed);
+        }
+    }
+
+    fn go(&mut self, keys: Vec<usize>) {
+        for key in keys {
+            let waits = &mut self.all[key];
+            match std::mem::replace(&mut waits.place, Place::Goes) {
+                Place::Whole => {
+                    self.whole.remove(&waits.number);
+                    self.whole_go.push_back(key);
+                }
+                Place::Delayed => {
+                    self.delayed.remove(&waits.number);
+                    self.read_go.push_back(key);
+                }
+                Place::Goes => debug_assert!(false, "a stripe goes twice"),
+            }
+        }
+    }
+
+    /// True if writes wait for more to come, while none is under way.
+    pub fn waits_in_vain(&self) -> bool {
+        !self.is_empty() && self.under_way.is_empty()
+    }
+
+    /// Nothing more is to be expected: all whole stripes go, or else the row that has waited longest.
+    fn oldest_go(&mut self, geometry: &Geometry) {
+        if !self.whole.is_empty() {
+            let whole = self.whole.values().copied().collect();
+            return self.go(whole);
+        }
+        let Some(first) = self.delayed.values().next() else {
+            return;
+        };
+        let row = |key: usize| geometry.stripe_row(self.all[key].stripe);
+        let oldest = row(*first);
+        let keys = self.delayed.values().copied();
+        self.go(keys.filter(|key| row(*key) == oldest).collect());
+    }
+
+    /// The next part that goes to its word. `sets`: stripes that may have pages.
+    fn next(&mut self, geometry: &Geometry, sets: usize, at_once: bool) -> Option<Part> {
+        if self.arriving.is_empty() {
+            if self.changed || at_once {
+                self.look(geometry, at_once);
+            }
+            self.next_stripe(sets)?;
+        }
+        self.arriving.pop_front()
+    }
+
+    fn next_stripe(&mut self, sets: usize) -> Option<()> {
+        let most = if self.is_full { sets - sets / 4 } else { sets };
+        self.is_full = self.under_way.len() >= most;
+        if self.is_full {
+            return None;
+        }
+        let (key, reads) = match self.whole_go.pop_front() {
+            Some(key) => (key, false),
+            None => (self.read_go.pop_front()?, true),
+        };
+        let Waits {
+            stripe,
+            mut parts,
+            covered,
+            ..
+        } = self.all.remove(key);
+        self.by_stripe.remove(&stripe);
+        let way = self.under_way.insert(UnderWay {
+            parts: parts.len(),
+            reads,
+        });
+        if reads {
+            self.reading += 1;
+            self.read_last = stripe;
+        }
+        for mut part in parts.drain(..) {
+            part.set_way(way);
+            self.arriving.push_back(part);
+        }
+        self.spare.push((parts, covered));
+        Some(())
+    }
+
+    /// A part that went has ended.
+    fn part_ended(&mut self, way: usize) {
+        let under_way = &mut self.under_way[way];
+        under_way.parts -= 1;
+        if under_way.parts == 0 {
+            let UnderWay { reads, .. } = self.under_way.remove(way);
+            self.reading -= usize::from(reads);
+            self.ended += 1;
+            self.changed = true;
+        }
+    }
+
+    /// Takes out all parts that wait. Those that are under way stay so.
+    fn take(&mut self) -> Vec<Part> {
+        self.by_stripe.clear();
+        self.delayed.clear();
+        self.whole.clear();
+        self.whole_go.clear();
+        self.read_go.clear();
+        let waiting = self.all.drain().flat_map(|waits| waits.parts);
+        self.arriving.drain(..).chain(waiting).collect()
+    }
+
+    /// Stripes that wait, and wait though they are whole.
+    #[cfg(test)]
+    pub fn delayed_and_whole(&self) -> (usize, usize) {
+        (self.delayed.len(), self.whole.len())
+    }
+
+    /// Checks that each stripe that waits is where its place says; an error names the first that isn't.
+    #[cfg(test)]
+    pub fn check(&self) -> Result<(), String> {
+        for (key, waits) in &self.all {
+            let list = |list: &BTreeMap<u64, usize>| list.get(&waits.number) == Some(&key);
+            let goes = self.whole_go.iter().chain(&self.read_go);
+            let goes = goes.filter(|going| **going == key).count();
+            let (delayed, whole) = (list(&self.delayed), list(&self.whole));
+            let is_right = match waits.place {
+                Place::Delayed => delayed && !whole && goes == 0 && !waits.is_whole(),
+                Place::Whole => whole && !delayed && goes == 0 && waits.is_whole(),
+                Place::Goes => goes == 1 && !whole && !delayed,
+            };
+            let is_known = self.by_stripe.get(&waits.stripe) == Some(&key);
+            if !is_right || !is_known || waits.parts.is_empty() {
+                return Err(format!("stripe {} waits in a wrong place", waits.stripe));
+            }
+        }
+        let lists = self.delayed.len() + self.whole.len();
+        let lists = lists + self.whole_go.len() + self.read_go.len();
+        match lists == self.all.len() && self.by_stripe.len() == self.all.len() {
+            true => Ok(()),
+            false => Err("stripes are lost".into()),
+        }
+    }
+}
+
+impl QueueCore {
+    /// A part of a write begins to wait for others of its stripe; false: there is no room.
+    pub(super) fn gather_part(&mut self, part: Part) -> bool {
+        let geometry = &self.common.geometry;
+        let has_room = self
+            .gather
+            .has_room(part.stripe, geometry, self.common.stripes());
+        if has_room {
+            self.gather.add(part, geometry);
+        }
+        has_room
+    }
+
+    /// The next part of those that waited arrives at its word, if one may; true if something was done.
+    pub(super) fn next_gathered(&mut self) -> bool {
+        if self.gather.is_empty() {
+            return false;
+        }
+        if self.now.broken {
+            for part in self.gather.take() {
+                self.fail_part(part);
+            }
+            return true;
+        }
+        let Some(place) = self.places.take() else {
+            return false;
+        };
+        let sets = self.common.stripes();
+        let at_once = !self.common.gathers();
+        let part = self.gather.next(&self.common.geometry, sets, at_once);
+        match part {
+            Some(part) => {
+                self.arrive(place, part);
+                true
+            }
+            None => {
+                self.places.put(place);
+                false
+            }
+        }
+    }
+
+    /// A part that went from the stripe queue has ended.
+    pub(super) fn gathered_ended(&mut self, way: usize) {
+        self.gather.part_ended(way);
+    }
+
+    /// True if writes of this queue wait for more to come, while none of them is under way.
+    pub fn waits_in_vain(&self) -> bool {
+        self.gather.waits_in_vain()
+    }
+
+    /// This queue's user waits: nothing more is to be expected of it. Its row that has waited longest goes on, if none of its writes is under way.
+    pub fn expect_nothing(&mut self) {
+        if self.gather.waits_in_vain() {
+            self.gather.oldest_go(&self.common.geometry);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "gather_tests.rs"]
+mod tests;
