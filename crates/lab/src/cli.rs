@@ -2,7 +2,12 @@
 
 use clap::{Args, Parser, Subcommand};
 use pvblk_lab::crash::{Export, Volume};
+use pvblk_raid5::CoreKind;
 use std::path::PathBuf;
+
+fn core_kind(text: &str) -> Result<CoreKind, String> {
+    text.parse().map_err(|e: pvblk_block::Error| e.to_string())
+}
 
 const START: &str = "\
 Examples:
@@ -290,6 +295,9 @@ pub struct SweepArgs {
 
 #[derive(Args, Debug)]
 pub struct StripeQueueArgs {
+    /// Core of pvblk's array: lock or words
+    #[arg(long, default_value = "lock", value_parser = core_kind)]
+    pub core: CoreKind,
     /// Rounds, interleaved; three are needed for an interval [default: 5, or 3 with --quick]
     #[arg(long)]
     pub runs: Option<usize>,
@@ -393,6 +401,9 @@ pub struct VhostArgs {
 
 #[derive(Args, Debug)]
 pub struct MdArgs {
+    /// Core of pvblk's array: lock or words
+    #[arg(long, default_value = "lock", value_parser = core_kind)]
+    pub core: CoreKind,
     /// Rounds, interleaved; three are needed for an interval
     #[arg(long, default_value_t = 5)]
     pub runs: usize,

@@ -2,15 +2,17 @@
 
 use parking_lot::RwLock;
 use pvblk_block::{
-    BlockDevice, Capabilities, Completion, Decorator, DeviceQueue, Error, Forwards, Op,
-    QueueContext, Readiness, Request, Status,
+    BlockDevice, Buffer, Capabilities, Completion, Decorator, DeviceQueue, Error, Forwards, Op,
+    Queue, QueueContext, Readiness, Request, Status,
 };
 use pvblk_raid5::{
-    ArrayOptions, Assembly, Consistency, Layout, ManagedArray, Member, NewArray, Raid5, WritePath,
+    ArrayOptions, Assembly, Consistency, CoreKind, Layout, ManagedArray, Member, NewArray, Raid5,
+    StripeArray, StripeBackground, WriteCounts, WritePath,
 };
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 
 /// Members of each array.
 pub const MEMBERS: usize = 4;
@@ -188,22 +190,53 @@ pub fn assembly(
     Ok(Assembly::new(created.geometry(), members.collect(), false))
 }
 
+/// The array of either core.
+enum Served {
+    Lock(Arc<Raid5>),
+    Words(Arc<StripeArray>),
+}
+
+impl Served {
+    fn managed(&self) -> &dyn ManagedArray {
+        match self {
+            Served::Lock(array) => &**array,
+            Served::Words(array) => &**array,
+        }
+    }
+
+    fn device(&self) -> Arc<dyn BlockDevice> {
+        match self {
+            Served::Lock(array) => array.clone(),
+            Served::Words(array) => array.clone(),
+        }
+    }
+
+    fn counts(&self) -> WriteCounts {
+        match self {
+            Served::Lock(array) => array.counts(),
+            Served::Words(array) => array.counts(),
+        }
+    }
+}
+
 /// An array over given members, whose parity is right if they are all zeros.
 pub struct Array {
     /// The array's device, which opens queues.
     pub device: Arc<dyn BlockDevice>,
-    raid: Arc<Raid5>,
+    raid: Served,
     reads: Arc<Reads>,
     data_offset: u64,
     before: Counted4k,
 }
 
 impl Array {
-    /// Starts the array.
+    /// Starts the array. `wait` is called while the members' metadata is written.
     pub fn new(
+        core: CoreKind,
         members: Vec<Arc<dyn BlockDevice>>,
         consistency: Consistency,
         stripes: usize,
+        wait: &mut dyn FnMut(),
     ) -> Result<Array, Error> {
         let reads = Arc::<Reads>::default();
         let members = members.into_iter().map(|inner| {
@@ -216,9 +249,24 @@ impl Array {
             stripes,
             ..ArrayOptions::default()
         };
-        let raid = Raid5::start(assembly, &options)?;
+        let raid = match core {
+            CoreKind::Lock => Served::Lock(Raid5::start(assembly, &options)?),
+            CoreKind::Words => {
+                let array = StripeArray::start(assembly, &options)?;
+                let mut background = StripeBackground::new(&array);
+                let mut idle = || {
+                    wait();
+                    Ok(())
+                };
+                write_first(&array, || {
+                    background.work_with(&|| Duration::ZERO, &mut idle);
+                    idle()
+                })?;
+                Served::Words(array)
+            }
+        };
         Ok(Array {
-            device: raid.clone(),
+            device: raid.device(),
             raid,
             reads,
             data_offset,
@@ -229,12 +277,13 @@ impl Array {
     /// Begins a sample, whose writes go by `way`. `edges` are the array's sectors that streams begin or end
     /// at. No request may be in flight.
     pub fn begin(&mut self, way: Way, edges: &[u64]) -> Result<(), Error> {
-        self.raid.set_write_path(way.path());
+        self.raid.managed().set_write_path(way.path())?;
         self.reads.free.store(way.free(), Relaxed);
         // The stripes that the last sample left in the stripe cache are dropped.
-        let stripes = self.raid.state().stripes;
-        self.raid.set_stripes(8)?;
-        self.raid.set_stripes(stripes)?;
+        let raid = self.raid.managed();
+        let stripes = raid.state().stripes;
+        raid.set_stripes(8)?;
+        raid.set_stripes(stripes)?;
         let mut rows: Vec<u64> = edges.iter().map(|s| s / ROW_SECTORS).collect();
         rows.sort_unstable();
         *self.reads.edges.write() = (rows, self.data_offset);
@@ -267,4 +316,25 @@ impl Array {
             whole: now.whole - then.whole,
         }
     }
+}
+
+/// Writes zeros to the first block, so that superblocks say dirty from then on; `wait` is called until that is done.
+fn write_first(
+    array: &Arc<StripeArray>,
+    mut wait: impl FnMut() -> Result<(), Error>,
+) -> Result<(), Error> {
+    let device: Arc<dyn BlockDevice> = array.clone();
+    let mut queue = Queue::open(&device, &QueueContext::new(1))?;
+    let buffer = Buffer::anonymous(4096).map_err(|e| Error::os("memory for a block", e))?;
+    queue.submit(&mut vec![Request::with_buffers(
+        Op::Write,
+        0,
+        vec![buffer],
+        0,
+    )]);
+    let mut done = Vec::new();
+    while queue.poll(&mut done) == 0 {
+        wait()?;
+    }
+    Ok(())
 }

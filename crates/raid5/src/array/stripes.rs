@@ -119,7 +119,7 @@ impl Parts for Shared {
                 mismatch_sectors: syncs.mismatch_sectors,
                 trouble: syncs.trouble,
                 recovered,
-                path: match self.common.gathers() {
+                path: match self.common.has_stripe_queues() {
                     true => WritePath::StripeQueue,
                     false => WritePath::Direct,
                 },
@@ -177,7 +177,8 @@ impl Parts for Shared {
     }
 
     fn set_write_path(&self, path: WritePath) -> Result<(), Error> {
-        self.common.set_gathers(path == WritePath::StripeQueue);
+        self.common
+            .set_stripe_queues(path == WritePath::StripeQueue);
         Ok(())
     }
 }
@@ -227,7 +228,7 @@ impl StripeArray {
             options.stripes,
             options.member_timeout.is_some(),
         )?;
-        common.set_gathers(options.path == WritePath::StripeQueue);
+        common.set_stripe_queues(options.path == WritePath::StripeQueue);
         let guessed = assembly.guessed;
         let ticks = options.member_timeout.map(|_| Arc::new(Ticks::default()));
         let devices = Devices::new(devices, &common.devices().0, ticks);

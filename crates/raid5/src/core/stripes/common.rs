@@ -1,5 +1,6 @@
 //! [`Common`]: the parts of an array that all its queues share.
 
+use super::gather::Arms;
 use super::membership::{Device, Membership, Progress, Seen};
 use super::queue::Mail;
 use super::record::{Part, Stripe};
@@ -34,6 +35,8 @@ pub(super) struct Setup {
     pub(super) chunks: Option<Chunks>,
     /// Devices may be given up with I/O in flight.
     pub(super) limited: bool,
+    /// Members have arms: it takes long to go from one place to another.
+    pub(super) rotational: bool,
     /// Blocks of a device that may be calculated before it is kicked.
     pub(super) most_read_errors: u32,
     /// Number of words. Stripes share them if there are more.
@@ -89,6 +92,7 @@ impl Setup {
             dirty: false,
             chunks: bitmap.map(|bitmap| Chunks::new(bitmap.chunk_shift(), bitmap.marks())),
             limited: false,
+            rotational: present().any(|(_, limits)| !limits.non_rotational),
             most_read_errors: MOST_READ_ERRORS,
             words: stripes * WORDS,
             sets: stripes,
@@ -177,8 +181,10 @@ pub struct Common {
     failed: AtomicU64,
     /// An action is under way.
     syncs: AtomicBool,
-    /// Writes wait in stripe queues.
+    /// Writes wait for more writes to their stripes.
     gathers: AtomicBool,
+    /// Only an array whose members have arms has them.
+    pub(super) arms: Option<Arms>,
     /// Stripes that may have pages, as they were set last.
     stripes: AtomicUsize,
     /// Open queues, which are told when words go on, with their counters.
@@ -257,6 +263,7 @@ impl Common {
             failed: AtomicU64::new(0),
             syncs: AtomicBool::new(false),
             gathers: AtomicBool::new(false),
+            arms: setup.rotational.then(Arms::default),
             stripes: setup.sets.into(),
             queues: Mutex::default(),
         }))
@@ -368,13 +375,13 @@ impl Common {
         open.fold(queues.closed, |sum, counts| sum + counts)
     }
 
-    /// True if writes wait in stripe queues.
-    pub fn gathers(&self) -> bool {
+    /// True if writes wait for more writes to their stripes.
+    pub fn has_stripe_queues(&self) -> bool {
         self.gathers.load(Ordering::Relaxed)
     }
 
-    /// From now on writes wait in stripe queues, or don't. Writes that wait go on when their queue is stepped.
-    pub fn set_gathers(&self, gathers: bool) {
+    /// From now on writes wait for more writes to their stripes, or don't. Those that wait go on when their queue is stepped.
+    pub fn set_stripe_queues(&self, gathers: bool) {
         self.gathers.store(gathers, Ordering::Relaxed);
     }
 

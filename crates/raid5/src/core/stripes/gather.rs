@@ -10,11 +10,17 @@
 //!
 //! A row may go unless a stream is at work in it: more will come for its stripes soon. Each queue has a stripe queue of its own, so writes of
 //! two queues to one stripe meet at its word only.
+//!
+//! Members that have arms are slow if reads and writes alternate. So where they have, writes of the direct path wait here, too, but for no
+//! stream; and none of *any* queue's stripes may read: [`Arms`].
 
-use super::queue::QueueCore;
+use super::common::Common;
+use super::queue::{Mail, QueueCore};
 use super::record::{Part, in_block};
 use crate::core::head::Spread;
+use crate::words::Owner;
 use crate::{Geometry, STRIPE_SECTORS};
+use parking_lot::Mutex;
 use slab::Slab;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
@@ -31,6 +37,53 @@ enum Place {
     Delayed,
     Whole,
     Goes,
+}
+
+/// The stripes that read, of all queues, if members have arms. Those that wait may all begin together when none does any more.
+#[derive(Default)]
+pub(super) struct Arms(Mutex<ArmsNow>);
+
+#[derive(Default)]
+struct ArmsNow {
+    reading: usize,
+    waiting: Vec<Owner>,
+}
+
+impl Arms {
+    /// A queue has stripes that have to read; true if they may. If not, it gets a [`Mail::MayRead`].
+    fn may_read(&self, queue: Owner) -> bool {
+        let mut now = self.0.lock();
+        if now.reading > 0 && !now.waiting.contains(&queue) {
+            now.waiting.push(queue);
+        }
+        now.reading == 0
+    }
+
+    fn begin(&self) {
+        self.0.lock().reading += 1;
+    }
+
+    /// A stripe doesn't read any more. Returns the queues whose stripes may read now.
+    fn end(&self) -> Vec<Owner> {
+        let mut now = self.0.lock();
+        now.reading -= 1;
+        match now.reading {
+            0 => std::mem::take(&mut now.waiting),
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// The members and settings that decide when a write goes.
+struct Rules<'a> {
+    geometry: &'a Geometry,
+    /// Stripes that may have pages.
+    sets: usize,
+    /// A stream lets its row wait.
+    streams: bool,
+    /// All go at once.
+    at_once: bool,
+    arms: Option<(&'a Arms, Owner)>,
 }
 
 /// Writes of a stripe that wait.
@@ -95,6 +148,10 @@ pub(super) struct Gather {
     /// Stripes that ended.
     ended: u64,
     begun: u64,
+    /// Stripes that read may go: all of them wait for that together.
+    may_read: bool,
+    /// A [`Mail::MayRead`] will come.
+    awaits_arms: bool,
     /// Something has changed since the last look at those that wait.
     changed: bool,
     streams: Vec<Stream>,
@@ -150,12 +207,12 @@ impl Gather {
 
     /// True if a part of the stripe may be added: its stripe waits already, or there is room for one more. If there is none, the writes that
     /// have waited longest go.
-    fn has_room(&mut self, stripe: u64, geometry: &Geometry, sets: usize) -> bool {
-        if self.by_stripe.contains_key(&stripe) || self.all.len() < sets * WAITING_PER_SET {
+    fn has_room(&mut self, stripe: u64, rules: &Rules<'_>) -> bool {
+        if self.by_stripe.contains_key(&stripe) || self.all.len() < rules.sets * WAITING_PER_SET {
             return true;
         }
         if self.whole_go.is_empty() && self.read_go.is_empty() {
-            self.oldest_go(geometry);
+            self.oldest_go(rules);
         }
         false
     }
@@ -220,12 +277,13 @@ impl Gather {
         self.ended - waits.since > PATIENCE || !rows.contains(&geometry.stripe_row(waits.stripe))
     }
 
-    /// Looks which of those that wait may go. `at_once`: all may.
-    fn look(&mut self, geometry: &Geometry, at_once: bool) {
+    /// Looks which of those that wait may go.
+    fn look(&mut self, rules: &Rules<'_>) {
         self.changed = false;
-        let rows = match at_once {
-            true => Vec::new(),
-            false => self.stream_rows(geometry.row_sectors()),
+        let geometry = rules.geometry;
+        let rows = match rules.streams && !rules.at_once {
+            true => self.stream_rows(geometry.row_sectors()),
+            false => Vec::new(),
         };
         let going = |gather: &Gather, of: &BTreeMap<u64, usize>| -> Vec<usize> {
             let keys = of.values().copied();
@@ -233,10 +291,20 @@ impl Gather {
                 .collect()
         };
         let whole = going(self, &self.whole);
-        self.go(whole);
+        self.go(whole, rules);
         let is_old = |key: &usize| self.ended - self.all[*key].since > PATIENCE;
-        let may_read = self.reading == 0 && self.read_go.is_empty();
-        if at_once || may_read || self.delayed.values().next().is_some_and(is_old) {
+        if self.delayed.is_empty() {
+            return;
+        }
+        let may_read = match rules.arms {
+            Some((arms, queue)) => {
+                let may_read = std::mem::take(&mut self.may_read) || arms.may_read(queue);
+                self.awaits_arms = !may_read;
+                may_read
+            }
+            None => self.reading == 0 && self.read_go.is_empty(),
+        };
+        if rules.at_once || may_read || self.delayed.values().next().is_some_and(is_old) {
             let mut delayed = going(self, &self.delayed);
             // Members like it in order, and on from where the last one was.
             let from = self.read_last;
@@ -244,11 +312,11 @@ impl Gather {
                 let stripe = self.all[*key].stripe;
                 (stripe < from, stripe)
             });
-            self.go(delayed);
+            self.go(delayed, rules);
         }
     }
 
-    fn go(&mut self, keys: Vec<usize>) {
+    fn go(&mut self, keys: Vec<usize>, rules: &Rules<'_>) {
         for key in keys {
             let waits = &mut self.all[key];
             match std::mem::replace(&mut waits.place, Place::Goes) {
@@ -259,6 +327,9 @@ impl Gather {
                 Place::Delayed => {
                     self.delayed.remove(&waits.number);
                     self.read_go.push_back(key);
+                    if let Some((arms, _)) = rules.arms {
+                        arms.begin();
+                    }
                 }
                 Place::Goes => debug_assert!(false, "a stripe goes twice"),
             }
@@ -267,31 +338,31 @@ impl Gather {
 
     /// True if writes wait for more to come, while none is under way.
     pub fn waits_in_vain(&self) -> bool {
-        !self.is_empty() && self.under_way.is_empty()
+        !self.is_empty() && self.under_way.is_empty() && !self.awaits_arms
     }
 
     /// Nothing more is to be expected: all whole stripes go, or else the row that has waited longest.
-    fn oldest_go(&mut self, geometry: &Geometry) {
+    fn oldest_go(&mut self, rules: &Rules<'_>) {
         if !self.whole.is_empty() {
             let whole = self.whole.values().copied().collect();
-            return self.go(whole);
+            return self.go(whole, rules);
         }
         let Some(first) = self.delayed.values().next() else {
             return;
         };
-        let row = |key: usize| geometry.stripe_row(self.all[key].stripe);
+        let row = |key: usize| rules.geometry.stripe_row(self.all[key].stripe);
         let oldest = row(*first);
         let keys = self.delayed.values().copied();
-        self.go(keys.filter(|key| row(*key) == oldest).collect());
+        self.go(keys.filter(|key| row(*key) == oldest).collect(), rules);
     }
 
-    /// The next part that goes to its word. `sets`: stripes that may have pages.
-    fn next(&mut self, geometry: &Geometry, sets: usize, at_once: bool) -> Option<Part> {
+    /// The next part that goes to its word.
+    fn next(&mut self, rules: &Rules<'_>) -> Option<Part> {
         if self.arriving.is_empty() {
-            if self.changed || at_once {
-                self.look(geometry, at_once);
+            if self.changed || rules.at_once {
+                self.look(rules);
             }
-            self.next_stripe(sets)?;
+            self.next_stripe(rules.sets)?;
         }
         self.arriving.pop_front()
     }
@@ -329,8 +400,8 @@ impl Gather {
         Some(())
     }
 
-    /// A part that went has ended.
-    fn part_ended(&mut self, way: usize) {
+    /// A part that went has ended; true if a stripe doesn't read any more.
+    fn part_ended(&mut self, way: usize) -> bool {
         let under_way = &mut self.under_way[way];
         under_way.parts -= 1;
         if under_way.parts == 0 {
@@ -338,7 +409,9 @@ impl Gather {
             self.reading -= usize::from(reads);
             self.ended += 1;
             self.changed = true;
+            return reads;
         }
+        false
     }
 
     /// Takes out all parts that wait. Those that are under way stay so.
@@ -385,15 +458,30 @@ impl Gather {
     }
 }
 
+impl Common {
+    /// True if writes wait in stripe queues, for more writes or for members' arms.
+    pub(super) fn gathers(&self) -> bool {
+        self.arms.is_some() || self.has_stripe_queues()
+    }
+
+    fn rules(&self, queue: Owner) -> Rules<'_> {
+        Rules {
+            geometry: &self.geometry,
+            sets: self.stripes(),
+            streams: self.has_stripe_queues(),
+            at_once: !self.gathers(),
+            arms: self.arms.as_ref().map(|arms| (arms, queue)),
+        }
+    }
+}
+
 impl QueueCore {
     /// A part of a write begins to wait for others of its stripe; false: there is no room.
     pub(super) fn gather_part(&mut self, part: Part) -> bool {
-        let geometry = &self.common.geometry;
-        let has_room = self
-            .gather
-            .has_room(part.stripe, geometry, self.common.stripes());
+        let rules = self.common.rules(self.me);
+        let has_room = self.gather.has_room(part.stripe, &rules);
         if has_room {
-            self.gather.add(part, geometry);
+            self.gather.add(part, rules.geometry);
         }
         has_room
     }
@@ -412,10 +500,7 @@ impl QueueCore {
         let Some(place) = self.places.take() else {
             return false;
         };
-        let sets = self.common.stripes();
-        let at_once = !self.common.gathers();
-        let part = self.gather.next(&self.common.geometry, sets, at_once);
-        match part {
+        match self.gather.next(&self.common.rules(self.me)) {
             Some(part) => {
                 self.arrive(place, part);
                 true
@@ -429,7 +514,19 @@ impl QueueCore {
 
     /// A part that went from the stripe queue has ended.
     pub(super) fn gathered_ended(&mut self, way: usize) {
-        self.gather.part_ended(way);
+        let reads_no_more = self.gather.part_ended(way);
+        if let (true, Some(arms)) = (reads_no_more, &self.common.arms) {
+            for queue in arms.end() {
+                self.send(queue, Mail::MayRead);
+            }
+        }
+    }
+
+    /// Stripes of this queue that read may go.
+    pub(super) fn may_read(&mut self) {
+        self.gather.awaits_arms = false;
+        self.gather.may_read = !self.gather.delayed.is_empty();
+        self.gather.changed = true;
     }
 
     /// True if writes of this queue wait for more to come, while none of them is under way.
@@ -440,7 +537,7 @@ impl QueueCore {
     /// This queue's user waits: nothing more is to be expected of it. Its row that has waited longest goes on, if none of its writes is under way.
     pub fn expect_nothing(&mut self) {
         if self.gather.waits_in_vain() {
-            self.gather.oldest_go(&self.common.geometry);
+            self.gather.oldest_go(&self.common.rules(self.me));
         }
     }
 }

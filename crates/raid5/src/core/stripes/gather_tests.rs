@@ -16,6 +16,16 @@ struct Stripes {
     went: Vec<(u64, usize)>,
 }
 
+fn rules(geometry: &Geometry) -> Rules<'_> {
+    Rules {
+        geometry,
+        sets: SETS,
+        streams: true,
+        at_once: false,
+        arms: None,
+    }
+}
+
 impl Stripes {
     fn new() -> Stripes {
         let geometry = Geometry::new(4, 16, Layout::LeftSymmetric, 64 * STRIPE_SECTORS);
@@ -52,7 +62,7 @@ impl Stripes {
                 from: Owner::new(1).expect("a number"),
                 stripe,
             };
-            let has_room = self.gather.has_room(stripe, &self.geometry, SETS);
+            let has_room = self.gather.has_room(stripe, &rules(&self.geometry));
             if has_room {
                 self.gather.add(part, &self.geometry);
             }
@@ -63,7 +73,7 @@ impl Stripes {
     /// Stripes whose parts go now, one for each part.
     fn go(&mut self) -> Vec<u64> {
         let mut stripes = Vec::new();
-        while let Some(part) = self.gather.next(&self.geometry, SETS, false) {
+        while let Some(part) = self.gather.next(&rules(&self.geometry)) {
             let PartOf::Request { way, .. } = part.of else {
                 unreachable!("a part of a request")
             };
@@ -83,7 +93,7 @@ impl Stripes {
 
     fn expect_nothing(&mut self) {
         assert!(self.gather.waits_in_vain());
-        self.gather.oldest_go(&self.geometry);
+        self.gather.oldest_go(&rules(&self.geometry));
     }
 }
 

@@ -39,6 +39,8 @@ pub enum Mail {
     GoOn,
     /// There is a set of pages for a batch that waits.
     Pages,
+    /// Stripes of the stripe queue that read may go.
+    MayRead,
     /// Superblocks are written; these slots (a mask) failed that. The others' superblocks name them too, unless there are too many.
     Named(u64),
     /// Bits of a stripe are on all members but these slots (a mask), which failed that.
@@ -252,6 +254,7 @@ impl QueueCore {
             Mail::Drained => self.go_on_kicking(),
             Mail::GoOn => self.go_on(),
             Mail::Pages => self.wake_pageless(),
+            Mail::MayRead => self.may_read(),
             Mail::Named(failed) => self.named(failed),
             Mail::Told(failed) => self.sync_told(failed),
             Mail::Intended { stripe, failed } => self.intended(stripe, failed),

@@ -58,6 +58,7 @@ impl Array {
             dirty,
             chunks,
             limited: false,
+            rotational: false,
             most_read_errors: 20,
             words: 8,
             sets: 8,

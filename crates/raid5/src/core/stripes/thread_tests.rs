@@ -83,6 +83,7 @@ impl Shared {
             dirty: rng.bool(),
             chunks: None,
             limited: false,
+            rotational: false,
             most_read_errors: rng.u32(..3),
             words: 4,
             sets: 3,

@@ -138,6 +138,7 @@ fn array(bound: &Bound) -> Arc<Common> {
         // The model knows no blocks that can't be read once.
         chunks: None,
         limited: false,
+        rotational: false,
         most_read_errors: 0,
         words: STRIPES as usize,
         sets: 8,

@@ -207,6 +207,7 @@ impl World {
             unsynced: Unsynced(unsynced.0.clone()),
             dirty: disk.dirty,
             limited: rng.u32(..4) == 0,
+            rotational: rng.u32(..3) == 0,
             most_read_errors: *rng.choice(&[0, 1, 4, 100]).expect("one of them"),
             words,
             sets,
@@ -215,7 +216,7 @@ impl World {
             signature: ppl_signature(&UUID),
         });
         let common = common.expect("memory");
-        common.set_gathers(rng.bool());
+        common.set_stripe_queues(rng.bool());
         let open = |queue| Some(QueueCore::open(&common, owner(queue)).expect("room for it"));
         let capacity = geometry.capacity_sectors();
         World {
@@ -308,7 +309,7 @@ impl World {
     fn do_rare(&mut self) {
         let queue = self.rng.usize(..self.queues.len());
         if self.rng.u32(..4) == 0 {
-            self.common.set_gathers(self.rng.bool());
+            self.common.set_stripe_queues(self.rng.bool());
         }
         let mail = match self.rng.u32(..4) {
             0 => self.common.give_way().1,
@@ -418,6 +419,7 @@ impl World {
                 }
                 Mail::Log(_) => self.ways.logs_handed_over += 1,
                 Mail::Ended(_) => self.ways.ended_elsewhere += 1,
+                Mail::MayRead => self.ways.arms_awaited += 1,
                 _ => {}
             }
             self.post[queue][usize::from(to.number()) - 1].push_back(mail);
@@ -508,7 +510,7 @@ impl World {
         let left = capacity - self.written.min(capacity);
         let (sector, sectors) = match op {
             // A stream.
-            Op::Write if left > 0 && self.common.gathers() && self.rng.u32(..4) > 0 => {
+            Op::Write if left > 0 && self.common.has_stripe_queues() && self.rng.u32(..4) > 0 => {
                 (self.written, left.min(STRIPE_SECTORS))
             }
             _ => (sector, sectors),
@@ -705,7 +707,10 @@ impl World {
             };
             match &mut self.queues[to] {
                 Some(queue) => queue.receive(mail),
-                None => assert!(matches!(mail, Mail::Drained | Mail::GoOn | Mail::Pages)),
+                None => assert!(matches!(
+                    mail,
+                    Mail::Drained | Mail::GoOn | Mail::Pages | Mail::MayRead
+                )),
             }
             return true;
         }

@@ -44,6 +44,7 @@ pub struct Ways {
     pub delayed: usize,
     pub whole: usize,
     pub waited_in_vain: usize,
+    pub arms_awaited: usize,
 }
 
 impl Ways {
@@ -91,6 +92,7 @@ impl Ways {
             self.delayed,
             self.whole,
             self.waited_in_vain,
+            self.arms_awaited,
         ];
         all.into_iter().min().unwrap_or(0)
     }
