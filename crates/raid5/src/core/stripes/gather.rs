@@ -39,38 +39,60 @@ enum Place {
     Goes,
 }
 
-/// The stripes that read, of all queues, if members have arms. Those that wait may all begin together when none does any more.
+/// The stripes that read, of all queues, if members have arms. Queues take turns: mostly, stripes of one queue are near to each other.
 #[derive(Default)]
 pub(super) struct Arms(Mutex<ArmsNow>);
 
 #[derive(Default)]
 struct ArmsNow {
     reading: usize,
-    waiting: Vec<Owner>,
+    /// Queues that wait, with their numbers of stripes.
+    waiting: VecDeque<(Owner, usize)>,
 }
 
 impl Arms {
     /// A queue has stripes that have to read; true if they may. If not, it gets a [`Mail::MayRead`].
-    fn may_read(&self, queue: Owner) -> bool {
+    fn may_read(&self, queue: Owner, stripes: usize) -> bool {
         let mut now = self.0.lock();
-        if now.reading > 0 && !now.waiting.contains(&queue) {
-            now.waiting.push(queue);
+        if now.reading == 0 {
+            return true;
         }
-        now.reading == 0
+        match now.waiting.iter_mut().find(|(of, _)| *of == queue) {
+            Some((_, count)) => *count = stripes,
+            None => now.waiting.push_back((queue, stripes)),
+        }
+        false
     }
 
     fn begin(&self) {
         self.0.lock().reading += 1;
     }
 
-    /// A stripe doesn't read any more. Returns the queues whose stripes may read now.
-    fn end(&self) -> Vec<Owner> {
+    /// A stripe doesn't read any more. Returns the queues whose stripes may read now: as many as have so many stripes together, or one.
+    fn end(&self, most: usize) -> Vec<Owner> {
         let mut now = self.0.lock();
         now.reading -= 1;
-        match now.reading {
-            0 => std::mem::take(&mut now.waiting),
-            _ => Vec::new(),
+        now.next(most)
+    }
+
+    /// A queue that may read has nothing to read. Returns queues as [`Arms::end`].
+    fn pass(&self, most: usize) -> Vec<Owner> {
+        self.0.lock().next(most)
+    }
+}
+
+impl ArmsNow {
+    fn next(&mut self, most: usize) -> Vec<Owner> {
+        let (mut queues, mut sum) = (Vec::new(), 0);
+        while self.reading == 0
+            && let Some((queue, stripes)) = self.waiting.front()
+            && (queues.is_empty() || sum + stripes <= most)
+        {
+            sum += stripes;
+            queues.push(*queue);
+            self.waiting.pop_front();
         }
+        queues
     }
 }
 
@@ -152,6 +174,8 @@ pub(super) struct Gather {
     may_read: bool,
     /// A [`Mail::MayRead`] will come.
     awaits_arms: bool,
+    /// Its stripes may read, and none does: it is the next queue's turn.
+    passes: bool,
     /// Something has changed since the last look at those that wait.
     changed: bool,
     streams: Vec<Stream>,
@@ -165,6 +189,11 @@ pub(super) struct Gather {
 impl Gather {
     pub fn is_empty(&self) -> bool {
         self.all.is_empty() && self.arriving.is_empty()
+    }
+
+    /// True if nothing waits, and nobody counts on an answer.
+    pub fn is_idle(&self) -> bool {
+        self.is_empty() && !self.awaits_arms
     }
 
     /// Stripes that wait.
@@ -294,11 +323,13 @@ impl Gather {
         self.go(whole, rules);
         let is_old = |key: &usize| self.ended - self.all[*key].since > PATIENCE;
         if self.delayed.is_empty() {
+            self.passes |= std::mem::take(&mut self.may_read);
             return;
         }
         let may_read = match rules.arms {
             Some((arms, queue)) => {
-                let may_read = std::mem::take(&mut self.may_read) || arms.may_read(queue);
+                let may_read =
+                    std::mem::take(&mut self.may_read) || arms.may_read(queue, self.delayed.len());
                 self.awaits_arms = !may_read;
                 may_read
             }
@@ -312,6 +343,7 @@ impl Gather {
                 let stripe = self.all[*key].stripe;
                 (stripe < from, stripe)
             });
+            self.passes |= may_read && delayed.is_empty() && rules.arms.is_some();
             self.go(delayed, rules);
         }
     }
@@ -416,6 +448,7 @@ impl Gather {
 
     /// Takes out all parts that wait. Those that are under way stay so.
     fn take(&mut self) -> Vec<Part> {
+        self.passes |= std::mem::take(&mut self.may_read);
         self.by_stripe.clear();
         self.delayed.clear();
         self.whole.clear();
@@ -492,7 +525,12 @@ impl QueueCore {
             return false;
         }
         if self.now.broken {
-            for part in self.gather.take() {
+            for _ in 0..self.gather.read_go.len() {
+                self.end_reading();
+            }
+            let parts = self.gather.take();
+            self.pass_arms();
+            for part in parts {
                 self.fail_part(part);
             }
             return true;
@@ -500,7 +538,9 @@ impl QueueCore {
         let Some(place) = self.places.take() else {
             return false;
         };
-        match self.gather.next(&self.common.rules(self.me)) {
+        let next = self.gather.next(&self.common.rules(self.me));
+        self.pass_arms();
+        match next {
             Some(part) => {
                 self.arrive(place, part);
                 true
@@ -514,11 +554,30 @@ impl QueueCore {
 
     /// A part that went from the stripe queue has ended.
     pub(super) fn gathered_ended(&mut self, way: usize) {
-        let reads_no_more = self.gather.part_ended(way);
-        if let (true, Some(arms)) = (reads_no_more, &self.common.arms) {
-            for queue in arms.end() {
-                self.send(queue, Mail::MayRead);
-            }
+        if self.gather.part_ended(way) {
+            self.end_reading();
+        }
+    }
+
+    /// One of this queue's stripes doesn't read any more.
+    fn end_reading(&mut self) {
+        if let Some(arms) = &self.common.arms {
+            let queues = arms.end(self.common.stripes());
+            self.tell_readers(queues);
+        }
+    }
+
+    fn pass_arms(&mut self) {
+        let passes = std::mem::take(&mut self.gather.passes);
+        if let (true, Some(arms)) = (passes, &self.common.arms) {
+            let queues = arms.pass(self.common.stripes());
+            self.tell_readers(queues);
+        }
+    }
+
+    fn tell_readers(&mut self, queues: Vec<Owner>) {
+        for queue in queues {
+            self.send(queue, Mail::MayRead);
         }
     }
 
@@ -527,6 +586,8 @@ impl QueueCore {
         self.gather.awaits_arms = false;
         self.gather.may_read = !self.gather.delayed.is_empty();
         self.gather.changed = true;
+        self.gather.passes |= !self.gather.may_read;
+        self.pass_arms();
     }
 
     /// True if writes of this queue wait for more to come, while none of them is under way.

@@ -203,6 +203,7 @@ impl QueueCore {
             && self.orders.is_empty()
             && self.sync.is_none()
             && self.intents.is_empty()
+            && self.gather.is_idle()
             && self.places.in_use() + self.log_places.in_use() == 0
     }
 

@@ -247,8 +247,12 @@ impl QueueCore {
 
     /// A part that never arrived at its word fails.
     pub(super) fn fail_part(&mut self, part: Part) {
-        if let PartOf::Request { request, id, .. } = part.of {
+        if let PartOf::Request {
+            request, id, way, ..
+        } = part.of
+        {
             drop(request);
+            way.into_iter().for_each(|way| self.gathered_ended(way));
             self.one_done(id, false);
         }
     }
