@@ -46,15 +46,18 @@ pub(super) struct Arms(Mutex<ArmsNow>);
 #[derive(Default)]
 struct ArmsNow {
     reading: usize,
-    /// Queues that wait, with their numbers of stripes.
+    /// Queues that wait, with their numbers of stripes. All are told when no stripe reads any more, and whoever looks first may read.
     waiting: VecDeque<(Owner, usize)>,
+    /// Those that may join it: it is their turn.
+    turns: Vec<Owner>,
 }
 
 impl Arms {
     /// A queue has stripes that have to read; true if they may. If not, it gets a [`Mail::MayRead`].
     fn may_read(&self, queue: Owner, stripes: usize) -> bool {
         let mut now = self.0.lock();
-        if now.reading == 0 {
+        if now.reading == 0 || now.turns.contains(&queue) {
+            now.forget(queue);
             return true;
         }
         match now.waiting.iter_mut().find(|(of, _)| *of == queue) {
@@ -68,31 +71,28 @@ impl Arms {
         self.0.lock().reading += 1;
     }
 
-    /// A stripe doesn't read any more. Returns the queues whose stripes may read now: as many as have so many stripes together, or one.
+    /// A stripe doesn't read any more. If none does, it is the turn of as many queues as have `most` stripes together, or of one; returns all that
+    /// wait.
     fn end(&self, most: usize) -> Vec<Owner> {
         let mut now = self.0.lock();
         now.reading -= 1;
-        now.next(most)
-    }
-
-    /// A queue that may read has nothing to read. Returns queues as [`Arms::end`].
-    fn pass(&self, most: usize) -> Vec<Owner> {
-        self.0.lock().next(most)
+        if now.reading > 0 {
+            return Vec::new();
+        }
+        let mut sum = 0;
+        let has_turn = |(n, (queue, stripes)): (usize, &(Owner, usize))| {
+            sum += stripes;
+            (n == 0 || sum <= most).then_some(*queue)
+        };
+        now.turns = now.waiting.iter().enumerate().map_while(has_turn).collect();
+        now.waiting.iter().map(|(queue, _)| *queue).collect()
     }
 }
 
 impl ArmsNow {
-    fn next(&mut self, most: usize) -> Vec<Owner> {
-        let (mut queues, mut sum) = (Vec::new(), 0);
-        while self.reading == 0
-            && let Some((queue, stripes)) = self.waiting.front()
-            && (queues.is_empty() || sum + stripes <= most)
-        {
-            sum += stripes;
-            queues.push(*queue);
-            self.waiting.pop_front();
-        }
-        queues
+    fn forget(&mut self, queue: Owner) {
+        self.waiting.retain(|(of, _)| *of != queue);
+        self.turns.retain(|of| *of != queue);
     }
 }
 
@@ -170,12 +170,8 @@ pub(super) struct Gather {
     /// Stripes that ended.
     ended: u64,
     begun: u64,
-    /// Stripes that read may go: all of them wait for that together.
-    may_read: bool,
     /// A [`Mail::MayRead`] will come.
     awaits_arms: bool,
-    /// Its stripes may read, and none does: it is the next queue's turn.
-    passes: bool,
     /// Something has changed since the last look at those that wait.
     changed: bool,
     streams: Vec<Stream>,
@@ -189,11 +185,6 @@ pub(super) struct Gather {
 impl Gather {
     pub fn is_empty(&self) -> bool {
         self.all.is_empty() && self.arriving.is_empty()
-    }
-
-    /// True if nothing waits, and nobody counts on an answer.
-    pub fn is_idle(&self) -> bool {
-        self.is_empty() && !self.awaits_arms
     }
 
     /// Stripes that wait.
@@ -323,13 +314,11 @@ impl Gather {
         self.go(whole, rules);
         let is_old = |key: &usize| self.ended - self.all[*key].since > PATIENCE;
         if self.delayed.is_empty() {
-            self.passes |= std::mem::take(&mut self.may_read);
             return;
         }
         let may_read = match rules.arms {
             Some((arms, queue)) => {
-                let may_read =
-                    std::mem::take(&mut self.may_read) || arms.may_read(queue, self.delayed.len());
+                let may_read = arms.may_read(queue, self.delayed.len());
                 self.awaits_arms = !may_read;
                 may_read
             }
@@ -343,7 +332,6 @@ impl Gather {
                 let stripe = self.all[*key].stripe;
                 (stripe < from, stripe)
             });
-            self.passes |= may_read && delayed.is_empty() && rules.arms.is_some();
             self.go(delayed, rules);
         }
     }
@@ -448,7 +436,6 @@ impl Gather {
 
     /// Takes out all parts that wait. Those that are under way stay so.
     fn take(&mut self) -> Vec<Part> {
-        self.passes |= std::mem::take(&mut self.may_read);
         self.by_stripe.clear();
         self.delayed.clear();
         self.whole.clear();
@@ -528,9 +515,7 @@ impl QueueCore {
             for _ in 0..self.gather.read_go.len() {
                 self.end_reading();
             }
-            let parts = self.gather.take();
-            self.pass_arms();
-            for part in parts {
+            for part in self.gather.take() {
                 self.fail_part(part);
             }
             return true;
@@ -538,9 +523,7 @@ impl QueueCore {
         let Some(place) = self.places.take() else {
             return false;
         };
-        let next = self.gather.next(&self.common.rules(self.me));
-        self.pass_arms();
-        match next {
+        match self.gather.next(&self.common.rules(self.me)) {
             Some(part) => {
                 self.arrive(place, part);
                 true
@@ -567,27 +550,16 @@ impl QueueCore {
         }
     }
 
-    fn pass_arms(&mut self) {
-        let passes = std::mem::take(&mut self.gather.passes);
-        if let (true, Some(arms)) = (passes, &self.common.arms) {
-            let queues = arms.pass(self.common.stripes());
-            self.tell_readers(queues);
-        }
-    }
-
     fn tell_readers(&mut self, queues: Vec<Owner>) {
         for queue in queues {
             self.send(queue, Mail::MayRead);
         }
     }
 
-    /// Stripes of this queue that read may go.
+    /// No stripe reads at the moment.
     pub(super) fn may_read(&mut self) {
         self.gather.awaits_arms = false;
-        self.gather.may_read = !self.gather.delayed.is_empty();
         self.gather.changed = true;
-        self.gather.passes |= !self.gather.may_read;
-        self.pass_arms();
     }
 
     /// True if writes of this queue wait for more to come, while none of them is under way.

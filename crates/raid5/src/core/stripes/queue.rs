@@ -39,7 +39,7 @@ pub enum Mail {
     GoOn,
     /// There is a set of pages for a batch that waits.
     Pages,
-    /// Stripes of the stripe queue that read may go.
+    /// No stripe reads: those of the stripe queue may.
     MayRead,
     /// Superblocks are written; these slots (a mask) failed that. The others' superblocks name them too, unless there are too many.
     Named(u64),
@@ -203,7 +203,6 @@ impl QueueCore {
             && self.orders.is_empty()
             && self.sync.is_none()
             && self.intents.is_empty()
-            && self.gather.is_idle()
             && self.places.in_use() + self.log_places.in_use() == 0
     }
 
