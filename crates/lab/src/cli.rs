@@ -296,7 +296,7 @@ pub struct SweepArgs {
 #[derive(Args, Debug)]
 pub struct StripeQueueArgs {
     /// Core of pvblk's array: lock or words
-    #[arg(long, default_value = "lock", value_parser = core_kind)]
+    #[arg(long, default_value = "words", value_parser = core_kind)]
     pub core: CoreKind,
     /// Rounds, interleaved; three are needed for an interval [default: 5, or 3 with --quick]
     #[arg(long)]
@@ -402,7 +402,7 @@ pub struct VhostArgs {
 #[derive(Args, Debug)]
 pub struct MdArgs {
     /// Core of pvblk's array: lock or words
-    #[arg(long, default_value = "lock", value_parser = core_kind)]
+    #[arg(long, default_value = "words", value_parser = core_kind)]
     pub core: CoreKind,
     /// Rounds, interleaved; three are needed for an interval
     #[arg(long, default_value_t = 5)]

@@ -126,9 +126,9 @@ impl MemberNames for NoNames {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CoreKind {
     /// One lock for an array: [`Raid5`].
-    #[default]
     Lock,
     /// A word for each stripe: [`StripeArray`].
+    #[default]
     Words,
 }
 

@@ -27,7 +27,7 @@ impl Managed {
         Managed::start_with(members, "")
     }
 
-    /// The same with these options, such as `,core=words`.
+    /// The same with these options, such as `,core=lock`.
     pub fn start_with(members: &[String], options: &str) -> Result<Managed, Stop> {
         let each: String = members.iter().map(|m| format!("[{m}]")).collect();
         Managed::of(&format!("raid5:{each}{options}"))

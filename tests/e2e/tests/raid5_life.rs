@@ -20,8 +20,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 /// Options of arrays: none, for the core with a lock, and those for the core without one.
-const LOCK: &str = "";
-const WORDS: &str = ",core=words";
+const LOCK: &str = ",core=lock";
+const WORDS: &str = "";
 
 fn main() -> ExitCode {
     run_all(&[

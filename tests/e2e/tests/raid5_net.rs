@@ -20,8 +20,8 @@ const BITMAP_SECTOR: usize = 16;
 const BITMAP_HEADER: usize = 256;
 
 /// Options that name the core of an array.
-const LOCK: &str = "";
-const WORDS: &str = ",core=words";
+const LOCK: &str = ",core=lock";
+const WORDS: &str = "";
 
 fn main() -> ExitCode {
     run_all(&[

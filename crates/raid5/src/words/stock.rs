@@ -12,6 +12,8 @@ use std::sync::Arc;
 const DOZEN: usize = 12;
 /// Sets whose memory is given back at a time, so that the others are there for queues meanwhile.
 const PORTION: usize = 64;
+/// Words that a queue freed last, whose sets it takes only if there are no others: the next writes may be to the same stripes.
+const RECENT: usize = 32;
 /// Number of freed words that a queue remembers at least, before it drops those that others have claimed since then.
 const REMEMBERED: usize = 64;
 
@@ -99,8 +101,8 @@ impl<V: PageSet, P: Primitives> Stock<V, P> {
             owner,
             stock: Arc::clone(self),
             shelf,
-            released: VecDeque::new(),
-            most_released: REMEMBERED,
+            released: Released::default(),
+            useful: Released::default(),
             cursor: 0,
             waits: false,
         }
@@ -311,7 +313,7 @@ impl<V: PageSet, P: Primitives> Stock<V, P> {
 #[cfg(test)]
 impl<V: PageSet, P: Primitives> Reserve<V, P> {
     pub fn remembered(&self) -> usize {
-        self.released.len()
+        self.released.len() + self.useful.len()
     }
 }
 
@@ -329,16 +331,41 @@ fn strip<R: Record, T: Send, P: Primitives>(
     set
 }
 
+/// Freed words, the oldest first, and the numbers of their batches.
+#[derive(Default)]
+struct Released {
+    words: VecDeque<(usize, u16)>,
+    /// Length at which those that others have claimed since then are dropped.
+    most: usize,
+}
+
+impl Released {
+    fn len(&self) -> usize {
+        self.words.len()
+    }
+
+    fn pop(&mut self) -> Option<(usize, u16)> {
+        self.words.pop_front()
+    }
+
+    fn push(&mut self, word: (usize, u16), is_current: impl Fn(&(usize, u16)) -> bool) {
+        self.words.push_back(word);
+        if self.words.len() > self.most.max(REMEMBERED) {
+            self.words.retain(is_current);
+            self.most = 2 * self.words.len();
+        }
+    }
+}
+
 /// A queue's own sets, the words in which it has left others, and its place in the line.
 #[must_use = "a reserve is closed by its stock"]
 pub struct Reserve<V: PageSet, P: Primitives = Native> {
     owner: Owner,
     stock: Arc<Stock<V, P>>,
     shelf: Arc<Shelf<V, P>>,
-    /// Words that the queue has freed with sets, the oldest first, and the numbers of their batches.
-    released: VecDeque<(usize, u16)>,
-    /// Length of `released` at which it is looked through.
-    most_released: usize,
+    /// Words that the queue has freed with sets. `useful`: those whose data was of use since it was read or written; sets of others are taken before.
+    released: Released,
+    useful: Released,
     /// The word at which the queue goes on to look for sets.
     cursor: usize,
     /// The queue is in the line, or was and hasn't taken its set.
@@ -364,20 +391,27 @@ impl<V: PageSet, P: Primitives> Reserve<V, P> {
             return granted;
         }
         let own = self.shelf.lock().pop();
-        own.or_else(|| self.take_released(words, errands))
+        let old = |reserve: &mut Self, errands: &mut _| {
+            let is_old = reserve.released.len() > RECENT;
+            is_old
+                .then(|| reserve.take_released(words, errands))
+                .flatten()
+        };
+        own.or_else(|| old(self, errands))
             .or_else(|| self.stock.take(&self.shelf))
+            .or_else(|| self.take_released(words, errands))
             .or_else(|| self.walk(words, errands))
             .or_else(|| self.stock.take_or_join_line(self.owner, &self.shelf))
             .or_else(|| self.look_again(words, errands))
     }
 
-    /// The set of the word that the queue freed longest ago and that nobody has claimed since then.
+    /// The set of the word that the queue freed longest ago and that nobody has claimed since then; first of those whose data wasn't useful.
     fn take_released<R: Record<Pages = V>, T: Send>(
         &mut self,
         words: (&Table<R, T, P>, &Epoch<P>),
         errands: &mut Errands<R>,
     ) -> Option<V> {
-        while let Some((at, batch)) = self.released.pop_front() {
+        while let Some((at, batch)) = self.released.pop().or_else(|| self.useful.pop()) {
             if let Some(token) = words.0.claim_idle(at, self.owner, batch) {
                 let set = strip(words, token, errands);
                 if set.is_some() {
@@ -467,11 +501,12 @@ impl<V: PageSet, P: Primitives> Reserve<V, P> {
         token: Token<S, R>,
         errands: &mut Errands<R>,
     ) -> Result<(), Token<S, R>> {
-        let (at, has_pages) = (token.at(), token.record().has_pages());
+        let (at, record) = (token.at(), token.record());
+        let (has_pages, is_useful) = (record.has_pages(), record.was_useful());
         let batch = words.0.peek(at).batch();
         errands.tell.extend(words.0.release(token, words.1)?);
         if has_pages {
-            self.has_released(words, (at, batch), errands);
+            self.has_released(words, (at, batch), is_useful, errands);
         }
         Ok(())
     }
@@ -481,6 +516,7 @@ impl<V: PageSet, P: Primitives> Reserve<V, P> {
         &mut self,
         words: (&Table<R, T, P>, &Epoch<P>),
         (at, batch): (usize, u16),
+        is_useful: bool,
         errands: &mut Errands<R>,
     ) {
         if self.stock.is_wanted() {
@@ -491,14 +527,14 @@ impl<V: PageSet, P: Primitives> Reserve<V, P> {
             }
             return;
         }
-        self.released.push_back((at, batch));
-        if self.released.len() > self.most_released {
-            let is_current = |&(at, batch): &(usize, u16)| {
-                let word = words.0.peek(at);
-                word.has_pages() && word.batch() == batch
-            };
-            self.released.retain(is_current);
-            self.most_released = (2 * self.released.len()).max(REMEMBERED);
-        }
+        let released = if is_useful {
+            &mut self.useful
+        } else {
+            &mut self.released
+        };
+        released.push((at, batch), |&(at, batch)| {
+            let word = words.0.peek(at);
+            word.has_pages() && word.batch() == batch
+        });
     }
 }

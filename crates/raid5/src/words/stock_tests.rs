@@ -23,6 +23,7 @@ impl PageSet for Set {
 #[derive(Default, Debug)]
 struct Stripe {
     set: Option<Set>,
+    was_useful: bool,
     /// Pieces for the next batch.
     left: Vec<Arrived<Piece>>,
 }
@@ -31,6 +32,9 @@ impl Record for Stripe {
     type Pages = Set;
     fn has_pages(&self) -> bool {
         self.set.is_some()
+    }
+    fn was_useful(&self) -> bool {
+        self.was_useful
     }
     fn take_pages(&mut self) -> Option<Set> {
         self.set.take()
@@ -58,6 +62,8 @@ struct Small {
     stock: std::sync::Arc<Stock<Set>>,
     places: Vec<Place>,
     sets: Sets,
+    /// Batches find that data of their pages is useful.
+    useful: bool,
 }
 
 impl Small {
@@ -69,6 +75,7 @@ impl Small {
             stock: Stock::new((1..=sets).map(Set).collect()),
             places,
             sets: Sets::default(),
+            useful: false,
         }
     }
 
@@ -94,6 +101,7 @@ impl Small {
         let Looked::Open(mut open) = self.words.look(token, &self.epoch) else {
             panic!("nobody kicks");
         };
+        open.record_mut().was_useful = self.useful;
         if let Some(set) = set {
             let old = open.record_mut().set.replace(set);
             assert_eq!(old, None, "word {at} has pages");
@@ -129,17 +137,35 @@ fn a_queue_takes_its_own_pages_first_and_others_last() {
         assert!(set.is_some());
         small.batch(&mut a, 0, 7 + n, set, false);
     }
-    // The reserve is empty: the word that was freed longest ago. That of word 5 is younger.
-    small.take(&mut a).expect("a set");
+    // The reserve is empty: what is left in the stock, then the word that was freed longest ago. That of word 5 is younger.
+    for _ in 0..3 {
+        small.take(&mut a).expect("a set");
+    }
     assert_eq!(small.has_pages()[..2], [5, 7]);
-    // The other queue takes what is left in the stock, then others' words.
-    for left in [1, 1, 0] {
+    // The other queue takes others' words.
+    for _ in 0..3 {
         let before = small.has_pages().len();
         small.take(&mut b).expect("a set");
-        let after = small.has_pages().len();
-        assert_eq!(before - after, 1 - left);
+        assert_eq!(before - small.has_pages().len(), 1);
     }
     assert!(small.sets.wake.is_empty() && small.sets.arrived.is_empty());
+}
+
+#[test]
+fn words_whose_data_was_useful_go_last() {
+    let mut small = Small::new(20, 2);
+    let mut a = small.stock.open(owner(0));
+    for at in [4, 5] {
+        let set = small.take(&mut a);
+        small.batch(&mut a, 0, at, set, false);
+    }
+    small.useful = true;
+    small.batch(&mut a, 0, 4, None, false);
+    small.batch(&mut a, 0, 5, None, false);
+    small.useful = false;
+    small.batch(&mut a, 0, 5, None, false);
+    small.take(&mut a).expect("a set");
+    assert_eq!(small.has_pages(), [4]);
 }
 
 #[test]

@@ -24,6 +24,11 @@ pub trait Record: Send {
         false
     }
 
+    /// True if its last batch had a use for data that was in its pages.
+    fn was_useful(&self) -> bool {
+        false
+    }
+
     /// Takes its pages out: what it knows of their data is forgotten.
     fn take_pages(&mut self) -> Option<Self::Pages> {
         None

@@ -83,11 +83,6 @@ impl Raid5Spec {
         if self.member_timeout.is_some_and(|t| !limits.contains(&t)) {
             return Some("member-timeout must be 100 ms to 3600 s".into());
         }
-        if self.core == CoreKind::Words && self.write_path != WritePath::Direct {
-            return Some(
-                "core=words has no write-path=stripe-queue yet: leave one of them out".into(),
-            );
-        }
         if self.re_add && self.member_timeout.is_none() {
             return Some("re-add=auto takes members back that were kicked for their time: give member-timeout=TIME too".into());
         }

@@ -87,6 +87,7 @@ impl QueueCore {
         }
         let record = token.record_mut();
         record.turn_to_first();
+        record.was_useful = record.known.valid != 0;
         let kind = record.kind();
         let token = match kind.writes() {
             true => self.may_write(token),

@@ -84,6 +84,8 @@ pub struct Stripe {
     pub(super) batch: Option<Batch>,
     /// The array as the open batch sees it.
     pub(super) seen: Seen,
+    /// Data was in its pages when the last batch began.
+    pub(super) was_useful: bool,
 }
 
 impl words::Record for Stripe {
@@ -91,6 +93,10 @@ impl words::Record for Stripe {
 
     fn has_pages(&self) -> bool {
         self.pages.is_some()
+    }
+
+    fn was_useful(&self) -> bool {
+        self.was_useful
     }
 
     fn take_pages(&mut self) -> Option<StripePages> {

@@ -301,14 +301,14 @@ fn random(rng: &mut fastrand::Rng, depth: u32) -> VolumeSpec {
             };
             let millis = rng.u64(100..100_000);
             let limit = rng.bool().then(|| Duration::from_millis(millis));
-            let core = match rng.bool() && limit.is_none() {
+            let core = match rng.bool() {
                 true => CoreKind::Words,
                 false => CoreKind::Lock,
             };
             VolumeSpec::Raid5(Raid5Spec {
                 of,
                 stripes: rng.u32(17..=32768),
-                write_path: match rng.bool() || core == CoreKind::Words {
+                write_path: match rng.bool() {
                     true => WritePath::Direct,
                     false => WritePath::StripeQueue,
                 },

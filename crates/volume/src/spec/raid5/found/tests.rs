@@ -272,11 +272,11 @@ fn the_spec_that_works_is_told() {
         write_path: memory.write_path,
         member_timeout: None,
         re_add: false,
-        core: CoreKind::Words,
+        core: CoreKind::Lock,
     };
     assert_eq!(
         spec_now(&parts).to_string(),
-        "raid5:[mem:8M][missing][mem:4M],core=words"
+        "raid5:[mem:8M][missing][mem:4M],core=lock"
     );
 }
 
