@@ -50,6 +50,11 @@ struct ArmsNow {
     waiting: VecDeque<(Owner, usize)>,
     /// Those that may join it: it is their turn.
     turns: Vec<Owner>,
+    /// Stripes under way. Once there are as many as may have pages, none goes until a quarter less are.
+    under_way: usize,
+    is_full: bool,
+    /// Queues that wait for that.
+    outside: Vec<Owner>,
 }
 
 impl Arms {
@@ -69,6 +74,32 @@ impl Arms {
 
     fn begin(&self) {
         self.0.lock().reading += 1;
+    }
+
+    /// A stripe of a queue goes; false if too many are under way: the queue gets a [`Mail::MayRead`].
+    fn enter(&self, queue: Owner, sets: usize) -> bool {
+        let mut now = self.0.lock();
+        let most = if now.is_full { sets - sets / 4 } else { sets };
+        now.is_full = now.under_way >= most;
+        if now.is_full {
+            if !now.outside.contains(&queue) {
+                now.outside.push(queue);
+            }
+            return false;
+        }
+        now.under_way += 1;
+        true
+    }
+
+    /// A stripe isn't under way any more. Returns the queues that wait for that, if there is room for many.
+    fn leave(&self, sets: usize) -> Vec<Owner> {
+        let mut now = self.0.lock();
+        now.under_way -= 1;
+        if now.is_full && now.under_way < sets - sets / 4 {
+            now.is_full = false;
+            return std::mem::take(&mut now.outside);
+        }
+        Vec::new()
     }
 
     /// A stripe doesn't read any more. If none does, it is the turn of as many queues as have `most` stripes together, or of one; returns all that
@@ -382,15 +413,26 @@ impl Gather {
             if self.changed || rules.at_once {
                 self.look(rules);
             }
-            self.next_stripe(rules.sets)?;
+            self.next_stripe(rules)?;
         }
         self.arriving.pop_front()
     }
 
-    fn next_stripe(&mut self, sets: usize) -> Option<()> {
+    fn next_stripe(&mut self, rules: &Rules<'_>) -> Option<()> {
+        let sets = rules.sets;
         let most = if self.is_full { sets - sets / 4 } else { sets };
         self.is_full = self.under_way.len() >= most;
         if self.is_full {
+            return None;
+        }
+        if self.whole_go.is_empty() && self.read_go.is_empty() {
+            return None;
+        }
+        if rules
+            .arms
+            .is_some_and(|(arms, queue)| !arms.enter(queue, sets))
+        {
+            self.awaits_arms = true;
             return None;
         }
         let (key, reads) = match self.whole_go.pop_front() {
@@ -420,8 +462,8 @@ impl Gather {
         Some(())
     }
 
-    /// A part that went has ended; true if a stripe doesn't read any more.
-    fn part_ended(&mut self, way: usize) -> bool {
+    /// A part that went has ended. If its stripe has: true if it has read.
+    fn part_ended(&mut self, way: usize) -> Option<bool> {
         let under_way = &mut self.under_way[way];
         under_way.parts -= 1;
         if under_way.parts == 0 {
@@ -429,9 +471,9 @@ impl Gather {
             self.reading -= usize::from(reads);
             self.ended += 1;
             self.changed = true;
-            return reads;
+            return Some(reads);
         }
-        false
+        None
     }
 
     /// Takes out all parts that wait. Those that are under way stay so.
@@ -537,8 +579,15 @@ impl QueueCore {
 
     /// A part that went from the stripe queue has ended.
     pub(super) fn gathered_ended(&mut self, way: usize) {
-        if self.gather.part_ended(way) {
+        let Some(reads) = self.gather.part_ended(way) else {
+            return;
+        };
+        if reads {
             self.end_reading();
+        }
+        if let Some(arms) = &self.common.arms {
+            let queues = arms.leave(self.common.stripes());
+            self.tell_readers(queues);
         }
     }
 
@@ -556,7 +605,7 @@ impl QueueCore {
         }
     }
 
-    /// No stripe reads at the moment.
+    /// No stripe reads at the moment, or there is room for more.
     pub(super) fn may_read(&mut self) {
         self.gather.awaits_arms = false;
         self.gather.changed = true;

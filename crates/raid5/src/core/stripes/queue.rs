@@ -39,7 +39,7 @@ pub enum Mail {
     GoOn,
     /// There is a set of pages for a batch that waits.
     Pages,
-    /// No stripe reads: those of the stripe queue may.
+    /// No stripe reads, or there is room: those of the stripe queue may.
     MayRead,
     /// Superblocks are written; these slots (a mask) failed that. The others' superblocks name them too, unless there are too many.
     Named(u64),

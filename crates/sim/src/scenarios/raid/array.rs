@@ -215,8 +215,8 @@ impl Array {
         self.profile.shape
     }
 
-    /// Lets the background thread take a turn at a later time; returns whether it has work under
-    /// way.
+    /// Lets the background thread take a turn at a later time; returns whether it had work, or has some
+    /// under way.
     fn keep(&mut self) -> bool {
         let Some(process) = &mut self.process else {
             return false;
@@ -231,6 +231,7 @@ impl Array {
         let left = cuts.then(|| self.w.rng.u64(..60));
         let mut turns = Turns::new(&self.disks, &mut self.w.rng, left);
         turns.end_stalls();
+        let had_work = background.is_busy();
         background.step(self.w.log.elapsed(), &self.w.log, &mut turns);
         let (is_cut, trouble) = turns.end();
         self.trouble = self.trouble.take().or(trouble);
@@ -243,7 +244,7 @@ impl Array {
             (self.is_cut, self.w.may_fail) = (true, true);
             return true;
         }
-        let busy = background.is_busy();
+        let busy = had_work || background.is_busy();
         let state = process.array.places();
         for (place, name) in state.into_iter().enumerate() {
             let Some(disk) = name.and_then(|n| n.parse().ok()) else {
