@@ -14,8 +14,8 @@ use pvblk_block::{
     BlockDevice, Buffer, Close, Completion, Op, Queue, QueueContext, Readiness, Request, Status,
 };
 use pvblk_raid5::{
-    ArrayOptions, Consistency, CreateOptions, StripeArray, StripeBackground, read_superblock,
-    sleepy,
+    ArrayOptions, Consistency, CreateOptions, ManagedArray, StripeArray, StripeBackground,
+    WritePath, read_superblock, sleepy,
 };
 use pvblk_sys::Poller;
 use started::prepared;
@@ -110,6 +110,25 @@ fn the_background_finishes_a_queue_that_is_closed_with_work() {
     array.close().unwrap();
     let (_, superblock) = clean(&disks);
     assert!(superblock, "it ended in order");
+}
+
+#[test]
+fn a_stream_ends_though_its_queue_was_closed() {
+    let disks = disks();
+    let array = start(&disks, Some(&how(Consistency::Resync)));
+    array.set_write_path(WritePath::StripeQueue).unwrap();
+    let mut background = StripeBackground::new(&array);
+    let mut queue = queue(&array);
+    queue.submit(&mut vec![write(320, 1)]);
+    finish(&mut queue, &mut background);
+    // A row has four blocks. The first is written at once, and nobody takes its completions; the second isn't complete.
+    queue.submit(&mut (0..7).map(|block| write(block * 8, 2)).collect());
+    drop(queue);
+    background.work(Duration::ZERO);
+    assert!(!background.is_busy());
+    drop(background);
+    array.close().unwrap();
+    assert_eq!(clean(&disks), (true, true), "it ended in order");
 }
 
 /// True if superblocks are equal in their events, and true if they are clean.

@@ -58,6 +58,16 @@ impl OwnPlaces {
         self.free.push(place);
     }
 
+    /// Number of places that the queue has.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Number of places that aren't with pieces.
+    pub fn left(&self) -> usize {
+        self.free.len()
+    }
+
     /// Number of places that are with pieces.
     pub fn in_use(&self) -> usize {
         self.count - self.free.len()

@@ -344,15 +344,18 @@ impl Released {
         self.words.len()
     }
 
-    fn pop(&mut self) -> Option<(usize, u16)> {
-        self.words.pop_front()
+    /// The oldest, if more than so many are there.
+    fn pop(&mut self, left: usize) -> Option<(usize, u16)> {
+        (self.len() > left)
+            .then(|| self.words.pop_front())
+            .flatten()
     }
 
     fn push(&mut self, word: (usize, u16), is_current: impl Fn(&(usize, u16)) -> bool) {
         self.words.push_back(word);
-        if self.words.len() > self.most.max(REMEMBERED) {
+        if self.len() > self.most.max(REMEMBERED) {
             self.words.retain(is_current);
-            self.most = 2 * self.words.len();
+            self.most = 2 * self.len();
         }
     }
 }
@@ -391,27 +394,30 @@ impl<V: PageSet, P: Primitives> Reserve<V, P> {
             return granted;
         }
         let own = self.shelf.lock().pop();
-        let old = |reserve: &mut Self, errands: &mut _| {
-            let is_old = reserve.released.len() > RECENT;
-            is_old
-                .then(|| reserve.take_released(words, errands))
-                .flatten()
-        };
+        let old =
+            |reserve: &mut Self, errands: &mut _| reserve.take_released(RECENT, words, errands);
         own.or_else(|| old(self, errands))
             .or_else(|| self.stock.take(&self.shelf))
-            .or_else(|| self.take_released(words, errands))
+            .or_else(|| self.take_released(0, words, errands))
             .or_else(|| self.walk(words, errands))
             .or_else(|| self.stock.take_or_join_line(self.owner, &self.shelf))
             .or_else(|| self.look_again(words, errands))
     }
 
-    /// The set of the word that the queue freed longest ago and that nobody has claimed since then; first of those whose data wasn't useful.
+    /// The set of the word that the queue freed longest ago and that nobody has claimed since then; first of those whose data wasn't useful. So
+    /// many of these are left, and if any are, those that were useful, too.
     fn take_released<R: Record<Pages = V>, T: Send>(
         &mut self,
+        left: usize,
         words: (&Table<R, T, P>, &Epoch<P>),
         errands: &mut Errands<R>,
     ) -> Option<V> {
-        while let Some((at, batch)) = self.released.pop().or_else(|| self.useful.pop()) {
+        let useful = left == 0;
+        while let Some((at, batch)) = self
+            .released
+            .pop(left)
+            .or_else(|| useful.then(|| self.useful.pop(0)).flatten())
+        {
             if let Some(token) = words.0.claim_idle(at, self.owner, batch) {
                 let set = strip(words, token, errands);
                 if set.is_some() {

@@ -191,7 +191,7 @@ impl StripeBackground {
         }
         let mut queues = self.shared.chores.take_queues();
         let over = queues.extract_if(.., |queue| {
-            queue.progress();
+            queue.go_on();
             queue.is_idle()
         });
         over.for_each(QueueState::close);

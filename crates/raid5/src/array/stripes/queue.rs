@@ -200,12 +200,17 @@ impl QueueState {
         if any {
             self.run();
         }
-        any || self.expect_nothing()
+        any
+    }
+
+    /// Goes on as far as possible without the queue's user; false if nothing was done.
+    pub(super) fn go_on(&mut self) -> bool {
+        self.progress() || self.expect_nothing()
     }
 
     /// The queue's user waits: writes that wait for more from it do so in vain, and go on. False if there are none.
     fn expect_nothing(&mut self) -> bool {
-        let waits = self.core.done.is_empty() && self.core.waits_in_vain();
+        let waits = self.core.waits_in_vain();
         if waits {
             self.step(QueueCore::expect_nothing);
         }
@@ -340,7 +345,9 @@ impl DeviceQueue for StripeQueue {
 
     fn poll(&mut self, out: &mut Vec<Completion>) {
         let state = self.state();
-        state.progress();
+        if !state.progress() && state.core.done.is_empty() {
+            state.expect_nothing();
+        }
         if state.has_done() {
             out.append(&mut state.core.done);
         }
@@ -372,7 +379,7 @@ impl Drop for StripeQueue {
         let Some(mut state) = self.state.take() else {
             return;
         };
-        let is_over = finish_within(LAST_WAIT, || (!state.is_idle()).then(|| state.progress()));
+        let is_over = finish_within(LAST_WAIT, || (!state.is_idle()).then(|| state.go_on()));
         if !is_over {
             let shared = Arc::clone(&state.shared);
             shared.chores.finish(state);

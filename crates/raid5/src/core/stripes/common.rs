@@ -1,6 +1,6 @@
 //! [`Common`]: the parts of an array that all its queues share.
 
-use super::gather::Arms;
+use super::arms::Arms;
 use super::membership::{Device, Membership, Progress, Seen};
 use super::queue::Mail;
 use super::record::{Part, Stripe};
@@ -50,8 +50,8 @@ pub(super) struct Setup {
     pub(super) signature: u32,
 }
 
-/// Most queues of an array, and parts of requests of each that may wait at words.
-const QUEUES: usize = 64;
+/// Most queues of an array: 64 of a disk, the background's, and others that were closed with work. Each may have so many parts of requests at words.
+const QUEUES: usize = 96;
 const PARTS: usize = 256;
 /// Words for each stripe that may have pages: so that few stripes share one.
 const WORDS: usize = 4;

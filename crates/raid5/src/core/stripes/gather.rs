@@ -12,15 +12,15 @@
 //! two queues to one stripe meet at its word only.
 //!
 //! Members that have arms are slow if reads and writes alternate. So where they have, writes of the direct path wait here, too, but for no
-//! stream; and none of *any* queue's stripes may read: [`Arms`].
+//! stream; and none of *any* queue's stripes may read: `arms.rs`.
 
+use super::arms::Arms;
 use super::common::Common;
 use super::queue::{Mail, QueueCore};
 use super::record::{Part, in_block};
 use crate::core::head::Spread;
-use crate::words::Owner;
+use crate::words::{OwnPlaces, Owner};
 use crate::{Geometry, STRIPE_SECTORS};
-use parking_lot::Mutex;
 use slab::Slab;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
@@ -29,6 +29,8 @@ use std::hash::BuildHasherDefault;
 const PATIENCE: u64 = 2048;
 /// Streams that are known at a time.
 const STREAMS: usize = 32;
+/// Memory of stripes that is kept for later ones, in stripes.
+const SPARE: usize = 64;
 /// Stripes that may wait, for each that may have pages: the seed's `STRIPE_QUEUE_SIZE`.
 const WAITING_PER_SET: usize = 2;
 
@@ -39,99 +41,14 @@ enum Place {
     Goes,
 }
 
-/// The stripes that read, of all queues, if members have arms. Queues take turns: mostly, stripes of one queue are near to each other.
-#[derive(Default)]
-pub(super) struct Arms(Mutex<ArmsNow>);
-
-#[derive(Default)]
-struct ArmsNow {
-    reading: usize,
-    /// Queues that wait, with their numbers of stripes. All are told when no stripe reads any more, and whoever looks first may read.
-    waiting: VecDeque<(Owner, usize)>,
-    /// Those that may join it: it is their turn.
-    turns: Vec<Owner>,
-    /// Stripes under way. Once there are as many as may have pages, none goes until a quarter less are.
-    under_way: usize,
-    is_full: bool,
-    /// Queues that wait for that.
-    outside: Vec<Owner>,
-}
-
-impl Arms {
-    /// A queue has stripes that have to read; true if they may. If not, it gets a [`Mail::MayRead`].
-    fn may_read(&self, queue: Owner, stripes: usize) -> bool {
-        let mut now = self.0.lock();
-        if now.reading == 0 || now.turns.contains(&queue) {
-            now.forget(queue);
-            return true;
-        }
-        match now.waiting.iter_mut().find(|(of, _)| *of == queue) {
-            Some((_, count)) => *count = stripes,
-            None => now.waiting.push_back((queue, stripes)),
-        }
-        false
-    }
-
-    fn begin(&self) {
-        self.0.lock().reading += 1;
-    }
-
-    /// A stripe of a queue goes; false if too many are under way: the queue gets a [`Mail::MayRead`].
-    fn enter(&self, queue: Owner, sets: usize) -> bool {
-        let mut now = self.0.lock();
-        let most = if now.is_full { sets - sets / 4 } else { sets };
-        now.is_full = now.under_way >= most;
-        if now.is_full {
-            if !now.outside.contains(&queue) {
-                now.outside.push(queue);
-            }
-            return false;
-        }
-        now.under_way += 1;
-        true
-    }
-
-    /// A stripe isn't under way any more. Returns the queues that wait for that, if there is room for many.
-    fn leave(&self, sets: usize) -> Vec<Owner> {
-        let mut now = self.0.lock();
-        now.under_way -= 1;
-        if now.is_full && now.under_way < sets - sets / 4 {
-            now.is_full = false;
-            return std::mem::take(&mut now.outside);
-        }
-        Vec::new()
-    }
-
-    /// A stripe doesn't read any more. If none does, it is the turn of as many queues as have `most` stripes together, or of one; returns all that
-    /// wait.
-    fn end(&self, most: usize) -> Vec<Owner> {
-        let mut now = self.0.lock();
-        now.reading -= 1;
-        if now.reading > 0 {
-            return Vec::new();
-        }
-        let mut sum = 0;
-        let has_turn = |(n, (queue, stripes)): (usize, &(Owner, usize))| {
-            sum += stripes;
-            (n == 0 || sum <= most).then_some(*queue)
-        };
-        now.turns = now.waiting.iter().enumerate().map_while(has_turn).collect();
-        now.waiting.iter().map(|(queue, _)| *queue).collect()
-    }
-}
-
-impl ArmsNow {
-    fn forget(&mut self, queue: Owner) {
-        self.waiting.retain(|(of, _)| *of != queue);
-        self.turns.retain(|of| *of != queue);
-    }
-}
-
 /// The members and settings that decide when a write goes.
 struct Rules<'a> {
     geometry: &'a Geometry,
     /// Stripes that may have pages.
     sets: usize,
+    /// Parts that may arrive at words now; and those that always may, unless as many have.
+    places: usize,
+    kept: usize,
     /// A stream lets its row wait.
     streams: bool,
     /// All go at once.
@@ -146,6 +63,8 @@ struct Waits {
     /// Sectors that they write, as a mask for each data block.
     covered: Vec<u8>,
     place: Place,
+    /// A write has FUA.
+    hurries: bool,
     /// Its number among those that began to wait.
     number: u64,
     /// Stripes that had ended when it began to wait.
@@ -194,6 +113,8 @@ pub(super) struct Gather {
     /// Parts of a stripe that are on their way to its word, and its number under way.
     arriving: VecDeque<Part>,
     under_way: Slab<UnderWay>,
+    /// Parts of stripes under way that have arrived at their words.
+    at_words: usize,
     /// Stripes under way that read.
     reading: usize,
     /// As many are under way as there may be; until a quarter less are, none goes, so that neighbours go together.
@@ -285,6 +206,7 @@ impl Gather {
                 *covered |= 1 << (sector % STRIPE_SECTORS);
             }
         }
+        waits.hurries |= part.has_fua();
         waits.parts.push(part);
         if waits.place == Place::Delayed && waits.is_whole() {
             waits.place = Place::Whole;
@@ -305,6 +227,7 @@ impl Gather {
             parts,
             covered,
             place: Place::Delayed,
+            hurries: false,
             number,
             since: self.ended,
         });
@@ -325,7 +248,10 @@ impl Gather {
 
     fn may_go(&self, key: usize, rows: &[u64], geometry: &Geometry) -> bool {
         let waits = &self.all[key];
-        self.ended - waits.since > PATIENCE || !rows.contains(&geometry.stripe_row(waits.stripe))
+        let is_old = self.ended - waits.since > PATIENCE;
+        // A write with FUA is one that somebody waits for.
+        let hurries = waits.hurries || is_old;
+        hurries || !rows.contains(&geometry.stripe_row(waits.stripe))
     }
 
     /// Looks which of those that wait may go.
@@ -343,7 +269,6 @@ impl Gather {
         };
         let whole = going(self, &self.whole);
         self.go(whole, rules);
-        let is_old = |key: &usize| self.ended - self.all[*key].since > PATIENCE;
         if self.delayed.is_empty() {
             return;
         }
@@ -355,8 +280,11 @@ impl Gather {
             }
             None => self.reading == 0 && self.read_go.is_empty(),
         };
-        if rules.at_once || may_read || self.delayed.values().next().is_some_and(is_old) {
+        let is_old = |key: &usize| self.ended - self.all[*key].since > PATIENCE;
+        let all_go = rules.at_once || may_read;
+        if all_go || self.delayed.values().next().is_some_and(is_old) {
             let mut delayed = going(self, &self.delayed);
+            delayed.retain(|key| all_go || is_old(key));
             // Members like it in order, and on from where the last one was.
             let from = self.read_last;
             delayed.sort_unstable_by_key(|key| {
@@ -387,9 +315,12 @@ impl Gather {
         }
     }
 
-    /// True if writes wait for more to come, while none is under way.
+    /// True if writes wait for more to come, while none goes or is under way.
     pub fn waits_in_vain(&self) -> bool {
-        !self.is_empty() && self.under_way.is_empty() && !self.awaits_arms
+        let waits = !self.delayed.is_empty() || !self.whole.is_empty();
+        let goes = !self.whole_go.is_empty() || !self.read_go.is_empty();
+        let is_moving = goes || !self.arriving.is_empty() || !self.under_way.is_empty();
+        waits && !is_moving && !self.awaits_arms
     }
 
     /// Nothing more is to be expected: all whole stripes go, or else the row that has waited longest.
@@ -415,7 +346,9 @@ impl Gather {
             }
             self.next_stripe(rules)?;
         }
-        self.arriving.pop_front()
+        let part = self.arriving.pop_front()?;
+        self.at_words += 1;
+        Some(part)
     }
 
     fn next_stripe(&mut self, rules: &Rules<'_>) -> Option<()> {
@@ -425,20 +358,26 @@ impl Gather {
         if self.is_full {
             return None;
         }
-        if self.whole_go.is_empty() && self.read_go.is_empty() {
-            return None;
-        }
-        if rules
-            .arms
-            .is_some_and(|(arms, queue)| !arms.enter(queue, sets))
-        {
-            self.awaits_arms = true;
-            return None;
-        }
-        let (key, reads) = match self.whole_go.pop_front() {
-            Some(key) => (key, false),
-            None => (self.read_go.pop_front()?, true),
+        let (key, reads) = match self.whole_go.front() {
+            Some(key) => (*key, false),
+            None => (*self.read_go.front()?, true),
         };
+        // A stripe that is whole needs no reads only if all of it arrives together.
+        let has_some = !self.under_way.is_empty();
+        let fits = self.all[key].parts.len() <= rules.places;
+        let may_fit = has_some || rules.places < rules.kept;
+        if may_fit && !fits
+            || !rules
+                .arms
+                .is_none_or(|(arms, _)| arms.enter(has_some, sets))
+        {
+            return None;
+        }
+        let went = match reads {
+            true => self.read_go.pop_front(),
+            false => self.whole_go.pop_front(),
+        };
+        debug_assert_eq!(went, Some(key));
         let Waits {
             stripe,
             mut parts,
@@ -458,12 +397,15 @@ impl Gather {
             part.set_way(way);
             self.arriving.push_back(part);
         }
-        self.spare.push((parts, covered));
+        if self.spare.len() < SPARE {
+            self.spare.push((parts, covered));
+        }
         Some(())
     }
 
     /// A part that went has ended. If its stripe has: true if it has read.
     fn part_ended(&mut self, way: usize) -> Option<bool> {
+        self.at_words -= 1;
         let under_way = &mut self.under_way[way];
         under_way.parts -= 1;
         if under_way.parts == 0 {
@@ -483,6 +425,8 @@ impl Gather {
         self.whole.clear();
         self.whole_go.clear();
         self.read_go.clear();
+        // They end as if they had arrived.
+        self.at_words += self.arriving.len();
         let waiting = self.all.drain().flat_map(|waits| waits.parts);
         self.arriving.drain(..).chain(waiting).collect()
     }
@@ -520,16 +464,23 @@ impl Gather {
     }
 }
 
+/// Places of a queue that are kept for stripes that go from here.
+fn kept_of(places: &OwnPlaces) -> usize {
+    places.count() / 4
+}
+
 impl Common {
     /// True if writes wait in stripe queues, for more writes or for members' arms.
     pub(super) fn gathers(&self) -> bool {
         self.arms.is_some() || self.has_stripe_queues()
     }
 
-    fn rules(&self, queue: Owner) -> Rules<'_> {
+    fn rules(&self, queue: Owner, places: &OwnPlaces) -> Rules<'_> {
         Rules {
             geometry: &self.geometry,
             sets: self.stripes(),
+            places: places.left(),
+            kept: kept_of(places),
             streams: self.has_stripe_queues(),
             at_once: !self.gathers(),
             arms: self.arms.as_ref().map(|arms| (arms, queue)),
@@ -540,7 +491,7 @@ impl Common {
 impl QueueCore {
     /// A part of a write begins to wait for others of its stripe; false: there is no room.
     pub(super) fn gather_part(&mut self, part: Part) -> bool {
-        let rules = self.common.rules(self.me);
+        let rules = self.common.rules(self.me, &self.places);
         let has_room = self.gather.has_room(part.stripe, &rules);
         if has_room {
             self.gather.add(part, rules.geometry);
@@ -562,10 +513,11 @@ impl QueueCore {
             }
             return true;
         }
+        let rules = self.common.rules(self.me, &self.places);
         let Some(place) = self.places.take() else {
             return false;
         };
-        match self.gather.next(&self.common.rules(self.me)) {
+        match self.gather.next(&rules) {
             Some(part) => {
                 self.arrive(place, part);
                 true
@@ -586,8 +538,7 @@ impl QueueCore {
             self.end_reading();
         }
         if let Some(arms) = &self.common.arms {
-            let queues = arms.leave(self.common.stripes());
-            self.tell_readers(queues);
+            arms.leave();
         }
     }
 
@@ -605,10 +556,19 @@ impl QueueCore {
         }
     }
 
-    /// No stripe reads at the moment, or there is room for more.
+    /// No stripe reads at the moment.
     pub(super) fn may_read(&mut self) {
         self.gather.awaits_arms = false;
         self.gather.changed = true;
+    }
+
+    /// Places at words that are left for parts that don't wait here. Those that do have a quarter.
+    pub(super) fn places_beside(&self) -> usize {
+        let kept = match self.gather.is_empty() {
+            true => 0,
+            false => kept_of(&self.places).saturating_sub(self.gather.at_words),
+        };
+        self.places.left().saturating_sub(kept)
     }
 
     /// True if writes of this queue wait for more to come, while none of them is under way.
@@ -619,7 +579,8 @@ impl QueueCore {
     /// This queue's user waits: nothing more is to be expected of it. Its row that has waited longest goes on, if none of its writes is under way.
     pub fn expect_nothing(&mut self) {
         if self.gather.waits_in_vain() {
-            self.gather.oldest_go(&self.common.rules(self.me));
+            let rules = self.common.rules(self.me, &self.places);
+            self.gather.oldest_go(&rules);
         }
     }
 }

@@ -14,12 +14,16 @@ struct Stripes {
     gather: Gather,
     /// Parts that went, each with its stripe and its number under way.
     went: Vec<(u64, usize)>,
+    /// Parts that may arrive at words.
+    places: usize,
 }
 
-fn rules(geometry: &Geometry) -> Rules<'_> {
+fn rules(geometry: &Geometry, places: usize) -> Rules<'_> {
     Rules {
         geometry,
         sets: SETS,
+        places,
+        kept: 0,
         streams: true,
         at_once: false,
         arms: None,
@@ -33,6 +37,7 @@ impl Stripes {
             geometry: geometry.expect("a geometry"),
             gather: Gather::default(),
             went: Vec::new(),
+            places: 100,
         }
     }
 
@@ -62,7 +67,9 @@ impl Stripes {
                 from: Owner::new(1).expect("a number"),
                 stripe,
             };
-            let has_room = self.gather.has_room(stripe, &rules(&self.geometry));
+            let has_room = self
+                .gather
+                .has_room(stripe, &rules(&self.geometry, self.places));
             if has_room {
                 self.gather.add(part, &self.geometry);
             }
@@ -73,7 +80,7 @@ impl Stripes {
     /// Stripes whose parts go now, one for each part.
     fn go(&mut self) -> Vec<u64> {
         let mut stripes = Vec::new();
-        while let Some(part) = self.gather.next(&rules(&self.geometry)) {
+        while let Some(part) = self.gather.next(&rules(&self.geometry, self.places)) {
             let PartOf::Request { way, .. } = part.of else {
                 unreachable!("a part of a request")
             };
@@ -93,7 +100,7 @@ impl Stripes {
 
     fn expect_nothing(&mut self) {
         assert!(self.gather.waits_in_vain());
-        self.gather.oldest_go(&rules(&self.geometry));
+        self.gather.oldest_go(&rules(&self.geometry, self.places));
     }
 }
 
@@ -204,4 +211,19 @@ fn few_enough_are_under_way() {
     assert_eq!(stripes.go(), [0; 0], "neighbours go together");
     stripes.end(1);
     assert_eq!(stripes.go(), [4, 5]);
+}
+
+#[test]
+fn a_stripe_goes_when_all_of_it_has_places() {
+    let mut stripes = Stripes::new();
+    // Two stripes of a part each, and one of three.
+    assert!(stripes.write(0, 48));
+    let blocks = [96, 112, 128];
+    assert!(blocks.into_iter().all(|sector| stripes.write(sector, 8)));
+    stripes.places = 2;
+    assert_eq!(stripes.go(), [0, 1]);
+    stripes.end(0);
+    assert_eq!(stripes.go(), [0; 0], "it would read");
+    stripes.end(1);
+    assert_eq!(stripes.go(), [4, 4, 4], "nothing else would give it places");
 }

@@ -9,6 +9,7 @@
 //! | `record` | the record of a stripe, the requests' parts that wait for it, and its plans |
 //! | `request` | requests, from their begin to their end; reads that need no word |
 //! | `gather` | the stripe queue: writes that wait until their stripe is whole |
+//! | `arms` | stripes of all queues that read, where members have arms |
 //! | `batch` | a batch, from the claim of its word to the release |
 //! | `intent` | bits of the bitmap: batches that wait for theirs, and sweeps |
 //! | `log` | units of logs that this queue writes |
@@ -20,6 +21,7 @@
 //! It does no I/O, and knows no threads: whoever drives a queue carries out what the queue puts into its outputs, and tells it the end. A
 //! queue reads the common parts and changes them by words only; everything else that one has to tell another is [`Mail`].
 
+mod arms;
 mod batch;
 mod common;
 mod gather;

@@ -39,7 +39,7 @@ pub enum Mail {
     GoOn,
     /// There is a set of pages for a batch that waits.
     Pages,
-    /// No stripe reads, or there is room: those of the stripe queue may.
+    /// No stripe reads: those of the stripe queue may.
     MayRead,
     /// Superblocks are written; these slots (a mask) failed that. The others' superblocks name them too, unless there are too many.
     Named(u64),
@@ -211,6 +211,9 @@ impl QueueCore {
         debug_assert!(self.is_idle(), "a queue with work is closed");
         let mut wake = Vec::new();
         self.common.remove_queue(self.me);
+        if let Some(arms) = &self.common.arms {
+            arms.forget(self.me);
+        }
         self.common.stock.close(self.reserve, &mut wake);
         self.common.places.close(self.places);
         self.common.log_places.close(self.log_places);

@@ -6,7 +6,7 @@ use crate::core::plan::{Calculation, Plan, View};
 use crate::head_pages::{HeadPages, bits};
 use crate::words::{self, Arrived, Owner, Place, StripePages};
 use crate::{Geometry, STRIPE_SECTORS};
-use pvblk_block::Op;
+use pvblk_block::{Op, RequestFlags};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -129,6 +129,14 @@ impl Part {
         match &self.of {
             PartOf::Request { sectors, .. } => Some(sectors),
             PartOf::Sync(_) => None,
+        }
+    }
+
+    /// True if it is of a write with FUA.
+    pub(super) fn has_fua(&self) -> bool {
+        match &self.of {
+            PartOf::Request { request, .. } => request.flags.contains(RequestFlags::FUA),
+            PartOf::Sync(_) => false,
         }
     }
 

@@ -225,7 +225,10 @@ impl QueueCore {
         let stripe = part.stripe;
         let has_gone = match active.request.op == Op::Write && self.common.gathers() {
             true => self.gather_part(part),
-            false => match self.places.take() {
+            false => match (self.places_beside() > 0)
+                .then(|| self.places.take())
+                .flatten()
+            {
                 Some(place) => {
                     self.arrive(place, part);
                     true
