@@ -2,6 +2,7 @@
 
 use super::MemberDevice;
 use pvblk_block::stacked::{CompletionQueue, LowerQueue};
+use pvblk_block::trace::Tracer;
 use pvblk_block::{Error, QueueContext, Readiness};
 use pvblk_sys::Poller;
 use std::os::fd::AsFd;
@@ -32,6 +33,13 @@ pub(super) fn open_member(
         ..*below
     };
     LowerQueue::open(&member.device, &below)
+}
+
+/// The hooks for requests that come to a member from a queue of the array. `own`: that queue's.
+pub(super) fn remaps_to(member: &MemberDevice, below: &QueueContext, own: &Tracer) -> Tracer {
+    let floor = member.device.floor();
+    let tracing = below.tracing.below(own).inside(&member.name, &floor);
+    tracing.tracer(&floor, below.index, below.submitter)
 }
 
 /// The entries that other queues leave for a new queue, and its poller, which has the descriptor of their event.

@@ -2,7 +2,7 @@
 
 use super::away::LeftBehind;
 use super::bounce::{Bounced, Bounces};
-use super::lower::{arm_members, below, open_entries, open_member};
+use super::lower::{arm_members, below, open_entries, open_member, remaps_to};
 use super::requests::{MemberRequest, MemberRequests};
 use super::{ArrayShared, MemberDevice, QueueEntries};
 use crate::core::{Core, MemberIo, Token, Work};
@@ -128,12 +128,8 @@ impl ArrayQueue {
                 }
             }
             if let (None, Some(device)) = (&self.members[slot], device) {
-                let floor = device.device.floor();
-                let tracing = self.below.tracing.below(&self.tracer);
-                let tracing = tracing.inside(&device.name, &floor);
                 self.remaps.resize_with(devices.len(), Tracer::default);
-                let (index, submitter) = (self.below.index, self.below.submitter);
-                self.remaps[slot] = tracing.tracer(&floor, index, submitter);
+                self.remaps[slot] = remaps_to(device, &self.below, &self.tracer);
                 match open_member(device, &self.below) {
                     Ok(lower) => self.members[slot] = Some(lower),
                     Err(e) => opened = Err(e),

@@ -18,6 +18,7 @@ mod queue;
 mod round;
 mod slots;
 mod state;
+mod streams;
 pub(super) mod stripes;
 mod sync;
 mod tally;

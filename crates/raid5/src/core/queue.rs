@@ -4,6 +4,7 @@
 //! ("when the count is non-zero the queue is not on a list"). Reads never come here.
 
 use super::plan::{bit, sectors_of};
+use super::streams::Streams;
 use super::tally::Tally;
 use super::waiters::Waiters;
 use super::{Core, Piece};
@@ -18,9 +19,6 @@ use std::str::FromStr;
 const QUEUES_PER_HEAD: usize = 2;
 /// Rounds of writes after which a partial write waits no longer, whatever else there is.
 const PATIENCE: u64 = 2048;
-/// Streams that are known at a time.
-const STREAMS: usize = 32;
-
 /// The path by which writes go to stripe heads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WritePath {
@@ -93,15 +91,6 @@ struct List {
     last: Option<usize>,
 }
 
-/// Where writes follow one another.
-#[derive(Clone, Copy, Default)]
-struct Stream {
-    end: u64,
-    sectors: u64,
-    writes: u64,
-    used: u64,
-}
-
 /// All stripe queues.
 pub(super) struct Queues {
     pub path: WritePath,
@@ -118,8 +107,7 @@ pub(super) struct Queues {
     starved: bool,
     /// Those that wait for more.
     waits: Tally,
-    streams: Vec<Stream>,
-    clock: u64,
+    streams: Streams,
     /// The last stripe that got a head to read.
     read_last: u64,
     /// Rounds of writes that run, and how many have ended.
@@ -140,8 +128,7 @@ impl Queues {
             blocked: false,
             starved: false,
             waits: Tally::new(rotational),
-            streams: Vec::new(),
-            clock: 0,
+            streams: Streams::default(),
             read_last: 0,
             writing: Tally::new(rotational),
             ended: 0,
@@ -237,37 +224,6 @@ impl Queues {
         }
     }
 
-    /// A write of the array's sectors: does it go on where another one ended?
-    fn note_stream(&mut self, sector: u64, sectors: u64) {
-        self.clock += 1;
-        let used = self.clock;
-        // Once it is a stream, a little out of order is in order still; before, that may be chance.
-        let near = |s: &&mut Stream| {
-            let gap = if s.writes < 4 { 0 } else { 256 };
-            sector >= s.end && sector - s.end <= gap
-        };
-        if let Some(stream) = self.streams.iter_mut().find(near) {
-            *stream = Stream {
-                end: sector + sectors,
-                sectors: stream.sectors + sectors,
-                writes: stream.writes + 1,
-                used,
-            };
-            return;
-        }
-        let new = Stream {
-            end: sector + sectors,
-            sectors,
-            writes: 1,
-            used,
-        };
-        if self.streams.len() < STREAMS {
-            self.streams.push(new);
-        } else if let Some(oldest) = self.streams.iter_mut().min_by_key(|s| s.used) {
-            *oldest = new;
-        }
-    }
-
     pub fn take_waiting(&mut self) -> Vec<Piece> {
         self.waiting.take()
     }
@@ -336,7 +292,7 @@ impl Core {
     /// A write comes: streams are known by their requests.
     pub(super) fn note_write(&mut self, sector: u64, sectors: u64) {
         if self.queues.path == WritePath::StripeQueue {
-            self.queues.note_stream(sector, sectors);
+            self.queues.streams.note(sector, sectors);
         }
     }
 
@@ -432,7 +388,7 @@ impl Core {
             self.enqueue(piece);
         }
         self.queues.starved &= !self.heads.has_quarter();
-        let rows = self.stream_rows();
+        let rows = self.queues.streams.rows(self.geometry.row_sectors());
         let mut any = self.run_whole(&rows, None);
         self.activate_queues(&rows);
         while let Some(queue) = self.queues.first(Place::Lo)
@@ -460,15 +416,6 @@ impl Core {
             any = true;
         }
         any
-    }
-
-    /// Rows that streams are in at the moment: more will come for their stripes soon.
-    fn stream_rows(&self) -> Vec<u64> {
-        let row_sectors = self.geometry.row_sectors();
-        let long = |s: &&Stream| s.writes >= 4 || (s.writes > 2 && s.sectors >= row_sectors);
-        let streams = self.queues.streams.iter().filter(long);
-        let inside = streams.filter(|s| s.end % row_sectors != 0);
-        inside.map(|s| s.end / row_sectors).collect()
     }
 
     fn may_go(&self, q: &Queue, rows: &[u64]) -> bool {

@@ -2,8 +2,7 @@
 
 use super::devices::AtSlot;
 use super::{FLOOR, Shared, number, owner};
-use crate::array::MemberDevice;
-use crate::array::lower::{arm_members, below, open_entries, open_member};
+use crate::array::lower::{arm_members, below, open_entries, open_member, remaps_to};
 use crate::array::requests::{MemberRequest, MemberRequests};
 use crate::core::stripes::{Mail, QueueCore, SyncEnd};
 use crate::core::{SyncNow, Token, Work};
@@ -145,7 +144,7 @@ impl QueueState {
             match open_member(&opened_device, &self.below) {
                 Ok(lower) => {
                     self.members[slot] = Some(lower);
-                    self.remaps[slot] = self.remaps_to(&opened_device);
+                    self.remaps[slot] = remaps_to(&opened_device, &self.below, &self.tracer);
                 }
                 Err(error) => (opened, is_settled) = (Err(error), false),
             }
@@ -154,14 +153,6 @@ impl QueueState {
         }
         self.is_settled = is_settled;
         opened
-    }
-
-    /// The hooks for requests that come to a member from this queue.
-    fn remaps_to(&self, member: &MemberDevice) -> Tracer {
-        let floor = member.device.floor();
-        let tracing = self.below.tracing.below(&self.tracer);
-        let tracing = tracing.inside(&member.name, &floor);
-        tracing.tracer(&floor, self.below.index, self.below.submitter)
     }
 
     /// Closes a queue that is idle.

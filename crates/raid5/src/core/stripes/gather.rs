@@ -19,6 +19,7 @@ use super::common::Common;
 use super::queue::{Mail, QueueCore};
 use super::record::{Part, in_block};
 use crate::core::head::Spread;
+use crate::core::streams::Streams;
 use crate::words::{OwnPlaces, Owner};
 use crate::{Geometry, STRIPE_SECTORS};
 use slab::Slab;
@@ -27,8 +28,6 @@ use std::hash::BuildHasherDefault;
 
 /// Stripes that ended after which a write waits no longer, whatever else there is.
 const PATIENCE: u64 = 2048;
-/// Streams that are known at a time.
-const STREAMS: usize = 32;
 /// Memory of stripes that is kept for later ones, in stripes.
 const SPARE: usize = 64;
 /// Stripes that may wait, for each that may have pages: the seed's `STRIPE_QUEUE_SIZE`.
@@ -83,22 +82,6 @@ struct UnderWay {
     reads: bool,
 }
 
-/// Where writes follow one another.
-#[derive(Clone, Copy, Default)]
-struct Stream {
-    end: u64,
-    sectors: u64,
-    writes: u64,
-    used: u64,
-}
-
-impl Stream {
-    /// True if it is long enough for more to be expected.
-    fn is_long(&self, row_sectors: u64) -> bool {
-        self.writes >= 4 || (self.writes > 2 && self.sectors >= row_sectors)
-    }
-}
-
 /// See the module's documentation.
 #[derive(Default)]
 pub(super) struct Gather {
@@ -126,8 +109,7 @@ pub(super) struct Gather {
     awaits_arms: bool,
     /// Something has changed since the last look at those that wait.
     changed: bool,
-    streams: Vec<Stream>,
-    writes: u64,
+    pub streams: Streams,
     /// The last stripe that went to read.
     read_last: u64,
     /// Memory to be used again.
@@ -142,39 +124,6 @@ impl Gather {
     /// Stripes that wait.
     pub fn waiting(&self) -> usize {
         self.all.len()
-    }
-
-    /// A write of the array's sectors begins: does it go on where another one ended?
-    pub fn note_write(&mut self, sector: u64, sectors: u64) {
-        self.writes += 1;
-        let used = self.writes;
-        // Once it is a stream, a little out of order is in order still; before, that may be chance.
-        let is_near = |stream: &&mut Stream| {
-            let gap = if stream.writes < 4 { 0 } else { 256 };
-            sector >= stream.end && sector - stream.end <= gap
-        };
-        let end = sector + sectors;
-        if let Some(stream) = self.streams.iter_mut().find(is_near) {
-            let (sectors, writes) = (stream.sectors + sectors, stream.writes + 1);
-            *stream = Stream {
-                end,
-                sectors,
-                writes,
-                used,
-            };
-            return;
-        }
-        let new = Stream {
-            end,
-            sectors,
-            writes: 1,
-            used,
-        };
-        if self.streams.len() < STREAMS {
-            self.streams.push(new);
-        } else if let Some(oldest) = self.streams.iter_mut().min_by_key(|stream| stream.used) {
-            *oldest = new;
-        }
     }
 
     /// True if a part of the stripe may be added: its stripe waits already, or there is room for one more. If there is none, the writes that
@@ -236,21 +185,14 @@ impl Gather {
         key
     }
 
-    /// Rows that streams are in at the moment.
-    fn stream_rows(&self, row_sectors: u64) -> Vec<u64> {
-        let long = self
-            .streams
-            .iter()
-            .filter(|stream| stream.is_long(row_sectors));
-        let inside = long.filter(|stream| stream.end % row_sectors != 0);
-        inside.map(|stream| stream.end / row_sectors).collect()
+    fn is_old(&self, key: usize) -> bool {
+        self.ended - self.all[key].since > PATIENCE
     }
 
     fn may_go(&self, key: usize, rows: &[u64], geometry: &Geometry) -> bool {
         let waits = &self.all[key];
-        let is_old = self.ended - waits.since > PATIENCE;
         // A write with FUA is one that somebody waits for.
-        let hurries = waits.hurries || is_old;
+        let hurries = waits.hurries || self.is_old(key);
         hurries || !rows.contains(&geometry.stripe_row(waits.stripe))
     }
 
@@ -259,7 +201,7 @@ impl Gather {
         self.changed = false;
         let geometry = rules.geometry;
         let rows = match rules.streams && !rules.at_once {
-            true => self.stream_rows(geometry.row_sectors()),
+            true => self.streams.rows(geometry.row_sectors()),
             false => Vec::new(),
         };
         let going = |gather: &Gather, of: &BTreeMap<u64, usize>| -> Vec<usize> {
@@ -280,7 +222,7 @@ impl Gather {
             }
             None => self.reading == 0 && self.read_go.is_empty(),
         };
-        let is_old = |key: &usize| self.ended - self.all[*key].since > PATIENCE;
+        let is_old = |key: &usize| self.is_old(*key);
         let all_go = rules.at_once || may_read;
         if all_go || self.delayed.values().next().is_some_and(is_old) {
             let mut delayed = going(self, &self.delayed);

@@ -43,7 +43,7 @@ impl Stripes {
 
     /// A write comes; true if all of its parts found room.
     fn write(&mut self, sector: u64, sectors: u64) -> bool {
-        self.gather.note_write(sector, sectors);
+        self.gather.streams.note(sector, sectors);
         self.add(sector, sectors)
     }
 

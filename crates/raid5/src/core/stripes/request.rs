@@ -69,7 +69,8 @@ impl QueueCore {
             Op::Write => {
                 if self.common.gathers() {
                     self.gather
-                        .note_write(sectors.start, sectors.end - sectors.start);
+                        .streams
+                        .note(sectors.start, sectors.end - sectors.start);
                 }
                 self.add_span(id, sectors);
             }

@@ -215,8 +215,7 @@ impl Array {
         self.profile.shape
     }
 
-    /// Lets the background thread take a turn at a later time; returns whether it had work, or has some
-    /// under way.
+    /// Lets the background thread take a turn at a later time; returns whether it had work, or has some now.
     fn keep(&mut self) -> bool {
         let Some(process) = &mut self.process else {
             return false;
