@@ -115,7 +115,7 @@ neighbours: ## Measure a disk's latency while its neighbour is attacked in each 
 sim: ## Run the simulation: 100000 seeds of rings with crashes at any step, 5000 of an array, 20000 of a cache, 100000 of squeezed pools, 100000 of stops (half an hour)
 	@cargo run --release --locked -p pvblk-sim -- --seeds 100000
 	@cargo run --release --locked -p pvblk-sim -- raid --seeds 5000
-	@cargo run --release --locked -p pvblk-sim -- raid-words --seeds 5000
+	@cargo run --release --locked -p pvblk-sim -- raid --seeds 5000
 	@cargo run --release --locked -p pvblk-sim -- cache --seeds 20000
 	@cargo run --release --locked -p pvblk-sim -- squeeze --seeds 100000
 	@cargo run --release --locked -p pvblk-sim -- stop --seeds 100000

@@ -2,12 +2,7 @@
 
 use clap::{Args, Parser, Subcommand};
 use pvblk_lab::crash::{Export, Volume};
-use pvblk_raid5::CoreKind;
 use std::path::PathBuf;
-
-fn core_kind(text: &str) -> Result<CoreKind, String> {
-    text.parse().map_err(|e: pvblk_block::Error| e.to_string())
-}
 
 const START: &str = "\
 Examples:
@@ -48,7 +43,7 @@ pub enum LabCommand {
     Queues(SweepArgs),
     /// RAID-5's direct write path beside the stripe queue: sequential and random writes and reads
     StripeQueue(StripeQueueArgs),
-    /// RAID-5 by both of its cores with more and more threads: on one array, on an array each, and bare copies. Members in memory
+    /// RAID-5 with more and more threads: on one array, on an array each, and bare copies. Members in memory
     Submitters(SubmittersArgs),
     /// Giving buffers back when memory is short: pages swapped, time until memory is back, cost, survival. Needs root, cgroup v1 and no swap
     Squeeze(SqueezeArgs),
@@ -295,9 +290,6 @@ pub struct SweepArgs {
 
 #[derive(Args, Debug)]
 pub struct StripeQueueArgs {
-    /// Core of pvblk's array: lock or words
-    #[arg(long, default_value = "words", value_parser = core_kind)]
-    pub core: CoreKind,
     /// Rounds, interleaved; three are needed for an interval [default: 5, or 3 with --quick]
     #[arg(long)]
     pub runs: Option<usize>,
@@ -401,9 +393,6 @@ pub struct VhostArgs {
 
 #[derive(Args, Debug)]
 pub struct MdArgs {
-    /// Core of pvblk's array: lock or words
-    #[arg(long, default_value = "words", value_parser = core_kind)]
-    pub core: CoreKind,
     /// Rounds, interleaved; three are needed for an interval
     #[arg(long, default_value_t = 5)]
     pub runs: usize,

@@ -316,7 +316,6 @@ fn run_stripe_queue(args: &StripeQueueArgs) -> Result<()> {
         parts = vec![Part::Modelled, Part::Files, Part::Memory];
     }
     let options = StripeQueueOptions {
-        core: args.core,
         runs: args.runs.unwrap_or(if args.run.quick { 3 } else { 5 }),
         bytes,
         seconds: args.seconds,
@@ -408,7 +407,6 @@ fn run_md(args: &MdArgs) -> Result<()> {
         bail!("--depths must be from 1 to 256");
     }
     let options = md::MdOptions {
-        core: args.core,
         runs: args.runs,
         seconds: args.seconds,
         depths: args.depths.clone(),

@@ -220,7 +220,9 @@ fn array(planter: &Arc<Planter>) -> Arc<dyn BlockDevice> {
     let options = AssembleOptions::default();
     let mut assembly = assemble(all, &options, &mut sleepy()).expect("its members");
     prepare(&mut assembly, &options, &mut |_, _| {}, &mut sleepy()).expect("its parity");
-    Raid5::start(assembly, &ArrayOptions::default()).expect("an array")
+    let array = Raid5::start(assembly, &ArrayOptions::default()).expect("an array");
+    array.keep().expect("a thread");
+    array
 }
 
 /// Nanoseconds since the begin of the clock that only the planter moves.

@@ -1,12 +1,10 @@
 //! The gain of the stripe queue on modelled disks: the time is virtual, so nothing depends on the machine.
 
 use pvblk_lab::stripe_queue::{Part, StripeQueueOptions, run};
-use pvblk_raid5::CoreKind;
 
 #[test]
 fn streams_write_whole_stripes_and_reads_are_as_fast_as_before() {
-    let options = |core, cells: &str| StripeQueueOptions {
-        core,
+    let options = |cells: &str| StripeQueueOptions {
         runs: 3,
         bytes: 32 << 20,
         seconds: 0.1,
@@ -15,12 +13,8 @@ fn streams_write_whole_stripes_and_reads_are_as_fast_as_before() {
     };
     let dir = std::env::temp_dir();
     let cells = ["sequential writes, 4 KiB, 1", "reads, 4 KiB, 4"];
-    let cores = [CoreKind::Lock, CoreKind::Words];
-    for (core, cells) in cores
-        .into_iter()
-        .flat_map(|core| cells.map(|cells| (core, cells)))
-    {
-        let result = run(&options(core, cells), &dir, &|_| ()).expect("it runs");
+    for cells in cells {
+        let result = run(&options(cells), &dir, &|_| ()).expect("it runs");
         assert!(!result.modelled.is_empty());
         for check in result.checks() {
             assert!(check.holds, "{}: {}", check.expected, check.figure);

@@ -8,8 +8,8 @@ use pvblk_block::{
     Forwards, Op, Queue, QueueContext, Readiness, Request, Status,
 };
 use pvblk_raid5::{
-    ArrayOptions, AssembleOptions, Consistency, CoreKind, CreateOptions, Raid5, StripeArray,
-    assemble, create, prepare, sleepy,
+    ArrayOptions, AssembleOptions, Consistency, CreateOptions, Raid5, assemble, create, prepare,
+    sleepy,
 };
 use pvblk_trace::latency::{Analyzer, Part, Path, Paths};
 use pvblk_trace::{Device, Recorder};
@@ -116,7 +116,7 @@ fn sums(path: &Path) -> BTreeMap<(Device, &'static str), f64> {
 const BUSY: usize = 10;
 
 /// Errors if the times aren't where they should be.
-fn blamed(core: CoreKind, consistency: Consistency, late: usize, op: Op) -> Result<(), String> {
+fn blamed(consistency: Consistency, late: usize, op: Op) -> Result<(), String> {
     let took: Arc<Mutex<Duration>> = Arc::default();
     let member = |n: usize| -> Arc<dyn BlockDevice> {
         let inner = pvblk_volume::open("mem:8M").expect("a volume");
@@ -142,14 +142,9 @@ fn blamed(core: CoreKind, consistency: Consistency, late: usize, op: Op) -> Resu
     let mut assembly = assemble(all, &options, &mut sleepy()).expect("its members");
     prepare(&mut assembly, &options, &mut |_, _| {}, &mut sleepy()).expect("its parity");
     let options = ArrayOptions::default();
-    let device: Arc<dyn BlockDevice> = match core {
-        CoreKind::Lock => Raid5::start(assembly, &options).expect("an array"),
-        CoreKind::Words => {
-            let array = StripeArray::start(assembly, &options).expect("an array");
-            array.keep().expect("a thread");
-            array
-        }
-    };
+    let array = Raid5::start(assembly, &options).expect("an array");
+    array.keep().expect("a thread");
+    let device: Arc<dyn BlockDevice> = array;
 
     let recorder = Arc::new(Recorder::new(1 << 16));
     let collector = recorder.collector();
@@ -205,7 +200,7 @@ fn blamed(core: CoreKind, consistency: Consistency, late: usize, op: Op) -> Resu
     };
     let own = took.as_nanos() as f64;
     assert!(own > 0.1e9, "the member was asked for {own} ns");
-    let text = format!("{core:?} {consistency:?} {op:?}, member {late}: {sums:?}, own clock {own}");
+    let text = format!("{consistency:?} {op:?}, member {late}: {sums:?}, own clock {own}");
     let right = (of(late) / own - 1.0).abs() < 0.02;
     let mut others = (0..3).filter(|n| *n != late);
     match right && others.all(|other| of(other) < own * 0.02) {
@@ -215,10 +210,10 @@ fn blamed(core: CoreKind, consistency: Consistency, late: usize, op: Op) -> Resu
 }
 
 /// The clock is the machine's: a thread that loses its CPU makes another member late as well. A mistake of ours would be in each run.
-fn check(core: CoreKind, consistency: Consistency, late: usize, op: Op) {
+fn check(consistency: Consistency, late: usize, op: Op) {
     let mut why = String::new();
     for _ in 0..BUSY {
-        match blamed(core, consistency, late, op) {
+        match blamed(consistency, late, op) {
             Ok(()) => return,
             Err(text) => why = text,
         }
@@ -228,12 +223,10 @@ fn check(core: CoreKind, consistency: Consistency, late: usize, op: Op) {
 
 #[test]
 fn a_delay_is_blamed_on_the_member_that_makes_it() {
-    for core in [CoreKind::Lock, CoreKind::Words] {
-        for late in 0..3 {
-            for consistency in [Consistency::Resync, Consistency::Ppl] {
-                check(core, consistency, late, Op::Write);
-            }
-            check(core, Consistency::Resync, late, Op::Read);
+    for late in 0..3 {
+        for consistency in [Consistency::Resync, Consistency::Ppl] {
+            check(consistency, late, Op::Write);
         }
+        check(Consistency::Resync, late, Op::Read);
     }
 }

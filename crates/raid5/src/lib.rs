@@ -11,8 +11,8 @@
 //! | `blocking` | blocking I/O, for all of the next line |
 //! | `new_array`, `assemble`, `repair`, `spare` | before and after serving: makes arrays, finds them, makes their parity right, adds devices |
 //! | `head_pages` | a stripe's pages, and calculations in them, for `core` and `words` |
-//! | `core` | while serving: a state machine without I/O |
-//! | `words` | shared state of the next core, `core::stripes` |
+//! | `core` | while serving: state machines without I/O |
+//! | `words` | state of `core` that queues share without a lock |
 //! | `array` | the device: queues, the background thread, questions of users |
 //!
 //! The format is md's so that an array outlives this program: `mdadm` examines, assembles and repairs it.
@@ -47,9 +47,8 @@ pub mod words;
 pub use self::core::WritePath;
 pub use array::ask;
 pub use array::{
-    ArrayMember, ArrayOptions, ArrayState, ArraySync, BackgroundWork, CoreKind, ManagedArray,
-    MemberNames, MemberState, Raid5, ReAdded, Recovered, SpecParts, StripeArray, StripeBackground,
-    SyncAction, WriteCounts, serve,
+    ArrayMember, ArrayOptions, ArrayState, ArraySync, BackgroundWork, MemberNames, MemberState,
+    Raid5, ReAdded, Recovered, SpecParts, SyncAction, WriteCounts, serve,
 };
 pub use assemble::{
     Absent, AssembleOptions, Assembly, Candidate, Incoming, Member, Selection, assemble,

@@ -1,13 +1,10 @@
 //! Members that stall, are kicked for it, and come back: what is waited for, what is written again, and what a late answer may change.
 
-#[path = "support/either.rs"]
-mod either;
 #[path = "support/gate.rs"]
 mod gate;
 #[path = "support/started.rs"]
 mod started;
 
-use either::{Array, Background, Kind};
 use fastrand::Rng;
 use gate::{Gate, GateState};
 use parking_lot::Mutex;
@@ -15,12 +12,14 @@ use pvblk_block::{
     BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Request, RequestFlags, Status,
 };
 use pvblk_raid5::{
-    ArrayOptions, Blocking, Consistency, CreateOptions, MemberState, ReAdded, Role, SUPER_SECTOR,
-    Superblock, SyncAction, read_superblock, sleepy,
+    ArrayOptions, BackgroundWork, Blocking, Consistency, CreateOptions, MemberState, Raid5,
+    ReAdded, Role, SUPER_SECTOR, Superblock, SyncAction, read_superblock, sleepy,
 };
 use started::prepared;
 use std::sync::Arc;
 use std::time::Duration;
+
+const POLICIES: [Consistency; 3] = [Consistency::Ppl, Consistency::Resync, Consistency::Bitmap];
 
 const MEMBERS: usize = 3;
 const MEMBER_BYTES: u64 = 16 << 20;
@@ -36,8 +35,8 @@ struct Disk {
 
 struct TestArray {
     disks: Vec<Disk>,
-    array: Arc<dyn Array>,
-    background: Box<dyn Background>,
+    array: Arc<Raid5>,
+    background: BackgroundWork,
     queue: Option<Queue>,
     now: Duration,
     /// First sector of the members' data.
@@ -63,8 +62,7 @@ fn bytes(number: u64) -> [u8; 512] {
 }
 
 impl TestArray {
-    fn new(kind: Kind, options: ArrayOptions) -> TestArray {
-        let consistency = kind.consistency;
+    fn new(consistency: Consistency, options: ArrayOptions) -> TestArray {
         let disks: Vec<Disk> = (0..MEMBERS).map(|n| disk(n.to_string())).collect();
         let mut how = CreateOptions::new("test:0");
         how.chunk_sectors = 16;
@@ -79,7 +77,8 @@ impl TestArray {
         };
         let assembly = prepared(all, Some(&how));
         let data = assembly.newest().data_offset_sectors;
-        let (array, background) = either::open(kind.core, assembly, &options);
+        let array = Raid5::start(assembly, &options).unwrap();
+        let background = BackgroundWork::new(&array);
         let device: Arc<dyn BlockDevice> = array.clone();
         let mut world = TestArray {
             disks,
@@ -110,7 +109,7 @@ impl TestArray {
         while self.now < end {
             self.now += Duration::from_millis(100);
             for _ in 0..8 {
-                self.background.step(self.now);
+                self.background.work(self.now);
             }
         }
     }
@@ -247,25 +246,23 @@ const FOREVER: Duration = Duration::from_secs(3600);
 
 #[test]
 fn without_a_limit_a_member_is_waited_for() {
-    for kind in Kind::BITMAP {
-        let mut world = TestArray::new(kind, ArrayOptions::default());
-        world.close(1);
-        let requests: Vec<_> = (0..8).map(|n| world.read(n * 16, 8)).collect();
-        let count = world.submit(requests);
-        let done = world.finish(count, FOREVER / 4);
-        assert!(done.len() < count);
-        assert_eq!(world.failed(), None);
-        world.open(1);
-        let rest = world.finish(count - done.len(), FOREVER);
-        assert!(rest.iter().all(|d| world.is_right(d)));
-    }
+    let mut world = TestArray::new(Consistency::Bitmap, ArrayOptions::default());
+    world.close(1);
+    let requests: Vec<_> = (0..8).map(|n| world.read(n * 16, 8)).collect();
+    let count = world.submit(requests);
+    let done = world.finish(count, FOREVER / 4);
+    assert!(done.len() < count);
+    assert_eq!(world.failed(), None);
+    world.open(1);
+    let rest = world.finish(count - done.len(), FOREVER);
+    assert!(rest.iter().all(|d| world.is_right(d)));
 }
 
 #[test]
 fn a_member_that_stalls_is_kicked_and_the_others_answer() {
-    for kind in Kind::ALL {
+    for consistency in POLICIES {
         for disk in 0..MEMBERS {
-            let mut world = TestArray::new(kind, TestArray::limited(false));
+            let mut world = TestArray::new(consistency, TestArray::limited(false));
             // Their bits are set.
             (0..3).for_each(|n| world.write_now(n * 2048, 2048));
             world.close(disk);
@@ -316,50 +313,46 @@ fn a_member_that_stalls_is_kicked_and_the_others_answer() {
 
 #[test]
 fn a_machine_that_stands_still_kicks_nobody() {
-    for kind in Kind::BITMAP {
-        let mut world = TestArray::new(kind, TestArray::limited(false));
-        world.close(0);
-        let requests = (0..8).map(|n| world.read(n * 16, 16)).collect();
-        let count = world.submit(requests);
-        world.pass(LIMIT / 4);
-        // It sleeps for a day.
-        world.now += FOREVER * 24;
-        world.background.step(world.now);
-        assert_eq!(world.failed(), None);
-        world.open(0);
-        let done = world.finish(count, LIMIT);
-        assert!(done.len() == count && done.iter().all(|d| world.is_right(d)));
-    }
+    let mut world = TestArray::new(Consistency::Bitmap, TestArray::limited(false));
+    world.close(0);
+    let requests = (0..8).map(|n| world.read(n * 16, 16)).collect();
+    let count = world.submit(requests);
+    world.pass(LIMIT / 4);
+    // It sleeps for a day.
+    world.now += FOREVER * 24;
+    world.background.work(world.now);
+    assert_eq!(world.failed(), None);
+    world.open(0);
+    let done = world.finish(count, LIMIT);
+    assert!(done.len() == count && done.iter().all(|d| world.is_right(d)));
 }
 
 #[test]
 fn two_members_that_stall_are_waited_for() {
-    for kind in Kind::BITMAP {
-        let mut world = TestArray::new(kind, TestArray::limited(false));
-        world.write_now(0, 512);
-        world.close(0);
-        world.close(2);
-        let requests = (0..16).map(|n| world.read(n * 16, 16)).collect();
-        let count = world.submit(requests);
-        let early = world.finish(count, LIMIT * 10);
-        assert!(early.len() < count);
-        assert_eq!(world.failed(), None);
-        // One of them answers; the other is kicked then.
-        world.open(2);
-        let rest = world.finish(count - early.len(), LIMIT * 3);
-        assert_eq!(early.len() + rest.len(), count);
-        assert!(early.iter().chain(&rest).all(|d| world.is_right(d)));
-        assert_eq!(world.failed(), Some(0));
-        // The last ones are waited for, however long it takes.
-        world.close(1);
-        let request = world.read(0, 64);
-        world.submit(vec![request]);
-        assert!(world.finish(1, LIMIT * 10).is_empty());
-        world.open(1);
-        let done = world.finish(1, LIMIT);
-        assert!(world.is_right(&done[0]));
-        assert!(!world.array.state().broken);
-    }
+    let mut world = TestArray::new(Consistency::Bitmap, TestArray::limited(false));
+    world.write_now(0, 512);
+    world.close(0);
+    world.close(2);
+    let requests = (0..16).map(|n| world.read(n * 16, 16)).collect();
+    let count = world.submit(requests);
+    let early = world.finish(count, LIMIT * 10);
+    assert!(early.len() < count);
+    assert_eq!(world.failed(), None);
+    // One of them answers; the other is kicked then.
+    world.open(2);
+    let rest = world.finish(count - early.len(), LIMIT * 3);
+    assert_eq!(early.len() + rest.len(), count);
+    assert!(early.iter().chain(&rest).all(|d| world.is_right(d)));
+    assert_eq!(world.failed(), Some(0));
+    // The last ones are waited for, however long it takes.
+    world.close(1);
+    let request = world.read(0, 64);
+    world.submit(vec![request]);
+    assert!(world.finish(1, LIMIT * 10).is_empty());
+    world.open(1);
+    let done = world.finish(1, LIMIT);
+    assert!(world.is_right(&done[0]));
+    assert!(!world.array.state().broken);
 }
 
 /// Cuts a member off, writes, and returns the chunks of the bitmap that it missed.
@@ -384,223 +377,204 @@ fn miss(world: &mut TestArray, disk: usize) -> Vec<u64> {
 
 #[test]
 fn what_a_member_missed_is_written_and_no_more() {
-    for kind in Kind::BITMAP {
-        for disk in 0..MEMBERS {
-            let mut world = TestArray::new(kind, TestArray::limited(false));
-            let chunks = miss(&mut world, disk);
-            // Requests of before are still there.
-            let refused = world.re_add(disk).unwrap_err().to_string();
-            assert!(refused.contains("hasn't ended there"), "{refused}");
-            let again = world.disks[disk].device.clone();
-            let name = world.disks[disk].name.clone();
-            let refused = world.array.add(&name, &again, true, &mut sleepy());
-            assert!(refused.unwrap_err().to_string().contains("hasn't ended"));
-            world.open(disk);
-            world.pass(Duration::from_secs(2));
-            world.written(disk);
-            assert_eq!(world.re_add(disk).unwrap(), ReAdded::ByBitmap);
-            world.settle();
-            let state = world.array.state();
-            assert_eq!((state.failed, state.trouble), (None, None));
-            let recovered = state.recovered.unwrap();
-            assert!(recovered.by_bitmap && recovered.place == disk);
-            assert_eq!(recovered.sectors, chunks.len() as u64 * CHUNK);
-            // Each sector once, and of these chunks only.
-            let written = world.written(disk);
-            let sectors: u64 = written.iter().map(|w| w.1).sum();
-            assert_eq!(sectors, chunks.len() as u64 * CHUNK);
-            for (sector, sectors) in written {
-                assert!(chunks.contains(&(sector / CHUNK)));
-                assert!(chunks.contains(&((sector + sectors - 1) / CHUNK)));
-            }
-            assert!(world.is_whole());
-            assert_eq!(world.mismatches(), 0);
-            // The bits are cleared later, and the superblocks agree.
-            world.sweep();
-            assert_eq!(
-                world.superblock(disk).events,
-                world.superblock((disk + 1) % MEMBERS).events
-            );
-            assert_eq!(
-                world.superblock(disk).recovered_sectors(),
-                world.superblock(disk).size_sectors
-            );
+    for disk in 0..MEMBERS {
+        let mut world = TestArray::new(Consistency::Bitmap, TestArray::limited(false));
+        let chunks = miss(&mut world, disk);
+        // Requests of before are still there.
+        let refused = world.re_add(disk).unwrap_err().to_string();
+        assert!(refused.contains("hasn't ended there"), "{refused}");
+        let again = world.disks[disk].device.clone();
+        let name = world.disks[disk].name.clone();
+        let refused = world.array.add(&name, &again, true, &mut sleepy());
+        assert!(refused.unwrap_err().to_string().contains("hasn't ended"));
+        world.open(disk);
+        world.pass(Duration::from_secs(2));
+        world.written(disk);
+        assert_eq!(world.re_add(disk).unwrap(), ReAdded::ByBitmap);
+        world.settle();
+        let state = world.array.state();
+        assert_eq!((state.failed, state.trouble), (None, None));
+        let recovered = state.recovered.unwrap();
+        assert!(recovered.by_bitmap && recovered.place == disk);
+        assert_eq!(recovered.sectors, chunks.len() as u64 * CHUNK);
+        // Each sector once, and of these chunks only.
+        let written = world.written(disk);
+        let sectors: u64 = written.iter().map(|w| w.1).sum();
+        assert_eq!(sectors, chunks.len() as u64 * CHUNK);
+        for (sector, sectors) in written {
+            assert!(chunks.contains(&(sector / CHUNK)));
+            assert!(chunks.contains(&((sector + sectors - 1) / CHUNK)));
         }
+        assert!(world.is_whole());
+        assert_eq!(world.mismatches(), 0);
+        // The bits are cleared later, and the superblocks agree.
+        world.sweep();
+        assert_eq!(
+            world.superblock(disk).events,
+            world.superblock((disk + 1) % MEMBERS).events
+        );
+        assert_eq!(
+            world.superblock(disk).recovered_sectors(),
+            world.superblock(disk).size_sectors
+        );
     }
 }
 
 #[test]
 fn a_member_comes_back_by_itself_while_others_write() {
-    for kind in Kind::BITMAP {
-        let mut world = TestArray::new(kind, TestArray::limited(true));
-        for round in 0..8 {
-            let disk = world.rng.usize(..MEMBERS);
-            world.close(disk);
-            for _ in 0..40 {
-                let mut requests = Vec::new();
-                for lane in 0..8 {
-                    // Each in its own part, so that none overlaps another.
-                    let base = lane * world.holds.len() as u64 / 8;
-                    let sector = base + world.rng.u64(..3000);
-                    let sectors = world.rng.u64(1..64);
-                    requests.push(world.write(sector, sectors, RequestFlags::STABLE_BUFFERS));
-                }
-                let count = world.submit(requests);
-                let done = world.finish(count, FOREVER);
-                assert!(done.iter().all(|d| d.status == Status::Ok));
-                if world.failed() == Some(disk) && world.rng.u8(..8) == 0 {
-                    world.open(disk);
-                }
+    let mut world = TestArray::new(Consistency::Bitmap, TestArray::limited(true));
+    for round in 0..8 {
+        let disk = world.rng.usize(..MEMBERS);
+        world.close(disk);
+        for _ in 0..40 {
+            let mut requests = Vec::new();
+            for lane in 0..8 {
+                // Each in its own part, so that none overlaps another.
+                let base = lane * world.holds.len() as u64 / 8;
+                let sector = base + world.rng.u64(..3000);
+                let sectors = world.rng.u64(1..64);
+                requests.push(world.write(sector, sectors, RequestFlags::STABLE_BUFFERS));
             }
-            world.open(disk);
-            for _ in 0..FOREVER.as_secs() {
-                world.pass(Duration::from_secs(1));
-                if world.failed().is_none() && !world.background.is_busy() {
-                    break;
-                }
+            let count = world.submit(requests);
+            let done = world.finish(count, FOREVER);
+            assert!(done.iter().all(|d| d.status == Status::Ok));
+            if world.failed() == Some(disk) && world.rng.u8(..8) == 0 {
+                world.open(disk);
             }
-            let state = world.array.state();
-            assert_eq!(state.failed, None, "round {round}");
-            assert!(state.recovered.unwrap().by_bitmap);
-            assert!(world.is_whole());
-            assert_eq!(world.mismatches(), 0);
         }
+        world.open(disk);
+        for _ in 0..FOREVER.as_secs() {
+            world.pass(Duration::from_secs(1));
+            if world.failed().is_none() && !world.background.is_busy() {
+                break;
+            }
+        }
+        let state = world.array.state();
+        assert_eq!(state.failed, None, "round {round}");
+        assert!(state.recovered.unwrap().by_bitmap);
+        assert!(world.is_whole());
+        assert_eq!(world.mismatches(), 0);
     }
 }
 
 #[test]
 fn without_a_bitmap_or_with_an_old_one_it_is_rebuilt_whole() {
-    for kind in Kind::PPL {
-        let mut world = TestArray::new(kind, TestArray::limited(false));
-        world.write_now(0, 512);
-        world.close(1);
-        world.write_now(0, 512);
-        world.open(1);
-        world.pass(Duration::from_secs(2));
-        let ReAdded::Whole(why) = world.re_add(1).unwrap() else {
-            panic!("by which bitmap?");
-        };
-        assert!(why.contains("no write-intent bitmap"), "{why}");
-        world.settle();
-        assert!(!world.array.state().recovered.unwrap().by_bitmap);
-        assert!(world.is_whole());
-        assert_eq!(world.mismatches(), 0);
-    }
-    for kind in Kind::BITMAP {
-        let mut world = TestArray::new(kind, TestArray::limited(false));
-        miss(&mut world, 1);
-        // Another device takes the place, bits are cleared, and then that one fails.
-        let spare = disk("spare".into());
-        let added = world
-            .array
-            .add(&spare.name, &spare.device, false, &mut sleepy());
-        added.unwrap();
-        world.disks.push(spare);
-        world.settle();
-        world.write_now(9000, 100);
-        world.sweep();
-        world.open(1);
-        world.pass(Duration::from_secs(2));
-        let refused = world.re_add(1).unwrap_err().to_string();
-        assert!(refused.contains("has another device"), "{refused}");
-        world.array.fail(1).unwrap();
-        world.pass(Duration::from_secs(1));
-        let ReAdded::Whole(why) = world.re_add(1).unwrap() else {
-            panic!("its bits are gone");
-        };
-        assert!(why.contains("too old"), "{why}");
-        world.settle();
-        assert!(world.is_whole());
-        assert_eq!(world.mismatches(), 0);
-    }
+    let mut world = TestArray::new(Consistency::Ppl, TestArray::limited(false));
+    world.write_now(0, 512);
+    world.close(1);
+    world.write_now(0, 512);
+    world.open(1);
+    world.pass(Duration::from_secs(2));
+    let ReAdded::Whole(why) = world.re_add(1).unwrap() else {
+        panic!("by which bitmap?");
+    };
+    assert!(why.contains("no write-intent bitmap"), "{why}");
+    world.settle();
+    assert!(!world.array.state().recovered.unwrap().by_bitmap);
+    assert!(world.is_whole());
+    assert_eq!(world.mismatches(), 0);
+    let mut world = TestArray::new(Consistency::Bitmap, TestArray::limited(false));
+    miss(&mut world, 1);
+    // Another device takes the place, bits are cleared, and then that one fails.
+    let spare = disk("spare".into());
+    let added = world
+        .array
+        .add(&spare.name, &spare.device, false, &mut sleepy());
+    added.unwrap();
+    world.disks.push(spare);
+    world.settle();
+    world.write_now(9000, 100);
+    world.sweep();
+    world.open(1);
+    world.pass(Duration::from_secs(2));
+    let refused = world.re_add(1).unwrap_err().to_string();
+    assert!(refused.contains("has another device"), "{refused}");
+    world.array.fail(1).unwrap();
+    world.pass(Duration::from_secs(1));
+    let ReAdded::Whole(why) = world.re_add(1).unwrap() else {
+        panic!("its bits are gone");
+    };
+    assert!(why.contains("too old"), "{why}");
+    world.settle();
+    assert!(world.is_whole());
+    assert_eq!(world.mismatches(), 0);
 }
 
 #[test]
 fn only_the_device_that_was_kicked_comes_back_by_itself() {
-    for kind in Kind::BITMAP {
-        let mut world = TestArray::new(kind, TestArray::limited(true));
-        miss(&mut world, 2);
-        assert_eq!(world.array.state().away, [(2, "2".to_owned())]);
-        // Somebody has used it elsewhere meanwhile.
-        world.open(2);
-        let mut used = world.superblock(2);
-        used.events += 7;
-        let device = Arc::clone(&world.disks[2].device);
-        let mut blocking = Blocking::open(&device).unwrap();
-        blocking
-            .write(SUPER_SECTOR, &used.encode(), &mut sleepy())
-            .unwrap();
-        world.pass(Duration::from_secs(60));
-        assert_eq!(world.failed(), Some(2));
-        assert!(world.array.state().away.is_empty());
-        let refused = world.re_add(2).unwrap_err().to_string();
-        assert!(refused.contains("used elsewhere"), "{refused}");
-    }
+    let mut world = TestArray::new(Consistency::Bitmap, TestArray::limited(true));
+    miss(&mut world, 2);
+    assert_eq!(world.array.state().away, [(2, "2".to_owned())]);
+    // Somebody has used it elsewhere meanwhile.
+    world.open(2);
+    let mut used = world.superblock(2);
+    used.events += 7;
+    let device = Arc::clone(&world.disks[2].device);
+    let mut blocking = Blocking::open(&device).unwrap();
+    blocking
+        .write(SUPER_SECTOR, &used.encode(), &mut sleepy())
+        .unwrap();
+    world.pass(Duration::from_secs(60));
+    assert_eq!(world.failed(), Some(2));
+    assert!(world.array.state().away.is_empty());
+    let refused = world.re_add(2).unwrap_err().to_string();
+    assert!(refused.contains("used elsewhere"), "{refused}");
 }
 
 #[test]
 fn a_member_that_stalls_while_it_comes_back_is_kicked_again() {
-    for kind in Kind::BITMAP {
-        let mut world = TestArray::new(kind, TestArray::limited(true));
-        miss(&mut world, 0);
-        world.array.set_speed(1, 1).unwrap();
-        world.open(0);
-        for _ in 0..100 {
-            world.pass(Duration::from_millis(100));
-            if world.rebuilding() == Some(0) {
-                break;
-            }
+    let mut world = TestArray::new(Consistency::Bitmap, TestArray::limited(true));
+    miss(&mut world, 0);
+    world.array.set_speed(1, 1).unwrap();
+    world.open(0);
+    for _ in 0..100 {
+        world.pass(Duration::from_millis(100));
+        if world.rebuilding() == Some(0) {
+            break;
         }
-        assert_eq!(world.rebuilding(), Some(0));
-        world.close(0);
-        let requests = (0..32).map(|n| world.write(n * 600, 8, RequestFlags::empty()));
-        let requests = requests.collect();
-        let count = world.submit(requests);
-        let done = world.finish(count, LIMIT * 3);
-        assert_eq!(done.len(), count);
-        // No request has to wait for it, perhaps.
-        for _ in 0..600 {
-            if world.rebuilding().is_none() {
-                break;
-            }
-            world.pass(Duration::from_millis(100));
-        }
-        assert_eq!(
-            world.rebuilding(),
-            None,
-            "{kind:?} {:?}",
-            world.array.state().sync
-        );
-        world.array.set_speed(1000, 200_000).unwrap();
-        world.open(0);
-        world.pass(Duration::from_secs(60));
-        world.settle();
-        assert_eq!(world.failed(), None);
-        assert!(world.is_whole());
-        assert_eq!(world.mismatches(), 0);
-        let rebuilding = |m: &pvblk_raid5::ArrayMember| m.state != MemberState::InSync;
-        assert!(!world.array.state().members.iter().any(rebuilding));
     }
+    assert_eq!(world.rebuilding(), Some(0));
+    world.close(0);
+    let requests = (0..32).map(|n| world.write(n * 600, 8, RequestFlags::empty()));
+    let requests = requests.collect();
+    let count = world.submit(requests);
+    let done = world.finish(count, LIMIT * 3);
+    assert_eq!(done.len(), count);
+    // No request has to wait for it, perhaps.
+    for _ in 0..600 {
+        if world.rebuilding().is_none() {
+            break;
+        }
+        world.pass(Duration::from_millis(100));
+    }
+    assert_eq!(world.rebuilding(), None, "{:?}", world.array.state().sync);
+    world.array.set_speed(1000, 200_000).unwrap();
+    world.open(0);
+    world.pass(Duration::from_secs(60));
+    world.settle();
+    assert_eq!(world.failed(), None);
+    assert!(world.is_whole());
+    assert_eq!(world.mismatches(), 0);
+    let rebuilding = |m: &pvblk_raid5::ArrayMember| m.state != MemberState::InSync;
+    assert!(!world.array.state().members.iter().any(rebuilding));
 }
 
 #[test]
 fn a_queue_that_is_closed_leaves_abandoned_requests_behind() {
-    for kind in Kind::BITMAP {
-        let mut world = TestArray::new(kind, TestArray::limited(true));
-        miss(&mut world, 1);
-        assert!(world.disks[1].gate.lock().held > 0);
-        let begin = std::time::Instant::now();
-        world.queue = None;
-        // It doesn't wait for them: that would take 10 s, and end the array.
-        assert!(!world.array.state().broken);
-        assert!(begin.elapsed() < Duration::from_secs(9));
-        world.open(1);
-        world.pass(Duration::from_secs(60));
-        world.settle();
-        assert_eq!(world.failed(), None);
-        let device: Arc<dyn BlockDevice> = world.array.clone();
-        world.queue = Some(Queue::open(&device, &QueueContext::new(64)).unwrap());
-        assert!(world.is_whole());
-        assert_eq!(world.mismatches(), 0);
-    }
+    let mut world = TestArray::new(Consistency::Bitmap, TestArray::limited(true));
+    miss(&mut world, 1);
+    assert!(world.disks[1].gate.lock().held > 0);
+    let begin = std::time::Instant::now();
+    world.queue = None;
+    // It doesn't wait for them: that would take 10 s, and end the array.
+    assert!(!world.array.state().broken);
+    assert!(begin.elapsed() < Duration::from_secs(9));
+    world.open(1);
+    world.pass(Duration::from_secs(60));
+    world.settle();
+    assert_eq!(world.failed(), None);
+    let device: Arc<dyn BlockDevice> = world.array.clone();
+    world.queue = Some(Queue::open(&device, &QueueContext::new(64)).unwrap());
+    assert!(world.is_whole());
+    assert_eq!(world.mismatches(), 0);
 }

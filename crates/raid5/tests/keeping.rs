@@ -1,24 +1,23 @@
 //! An array that is looked after: sectors that can't be read, rebuilds, replacements, checks.
 
-#[path = "support/either.rs"]
-mod either;
 #[path = "support/failing.rs"]
 mod failing;
 
-use either::{Array, Background, Kind, open};
 use failing::Failing;
 use parking_lot::Mutex;
 use pvblk_block::{
-    BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Request, RequestFlags, Status,
+    BlockDevice, Buffer, Close, Completion, Op, Queue, QueueContext, Request, RequestFlags, Status,
 };
 use pvblk_raid5::{
-    ArrayOptions, AssembleOptions, Blocking, CreateOptions, MemberState, SyncAction, WritePath,
-    assemble, create, prepare, sleepy,
+    ArrayOptions, AssembleOptions, BackgroundWork, Blocking, Consistency, CreateOptions,
+    MemberState, Raid5, SyncAction, WritePath, assemble, create, prepare, sleepy,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+
+const POLICIES: [Consistency; 3] = [Consistency::Ppl, Consistency::Resync, Consistency::Bitmap];
 
 const MEMBERS: usize = 4;
 const SECTORS: u64 = 16384;
@@ -56,25 +55,23 @@ fn named(disks: &[Disk]) -> Vec<(String, Arc<dyn BlockDevice>)> {
 /// An array of members full of `0, 1, 2…` by sector, and the first sector of their data.
 struct TestArray {
     disks: Vec<Disk>,
-    kind: Kind,
-    array: Arc<dyn Array>,
-    background: Option<Box<dyn Background>>,
+    array: Arc<Raid5>,
+    background: Option<BackgroundWork>,
     now: Duration,
     data: u64,
 }
 
 impl TestArray {
-    fn new(kind: Kind) -> TestArray {
+    fn new(consistency: Consistency) -> TestArray {
         let disks: Vec<Disk> = (0..MEMBERS).map(|n| disk(&n.to_string())).collect();
         let mut options = CreateOptions::new("test:0");
         options.chunk_sectors = 16;
-        options.consistency = kind.consistency;
+        options.consistency = consistency;
         let made = create(named(&disks), &options, &mut sleepy()).unwrap();
         let data = made.newest().data_offset_sectors;
         drop(made);
-        let (array, background) = serve(kind, named(&disks));
+        let (array, background) = serve(named(&disks));
         let mut world = TestArray {
-            kind,
             array,
             disks,
             background: Some(background),
@@ -116,7 +113,7 @@ impl TestArray {
                 return completion;
             }
             if let Some(background) = &mut self.background {
-                background.step(self.now);
+                background.work(self.now);
             }
         }
         panic!("a request never ends");
@@ -156,7 +153,7 @@ impl TestArray {
     /// The background does what is due.
     fn step(&mut self) {
         let background = self.background.as_mut().expect("it serves");
-        background.step(self.now);
+        background.work(self.now);
     }
 
     fn settle(&mut self) {
@@ -165,7 +162,7 @@ impl TestArray {
             let Some(background) = &mut self.background else {
                 return;
             };
-            background.step(self.now);
+            background.work(self.now);
             if !background.is_busy() {
                 return;
             }
@@ -176,7 +173,7 @@ impl TestArray {
     /// Number of sectors whose parity is wrong, by a check.
     fn check(&mut self, action: SyncAction) -> u64 {
         self.array.sync(Some(action)).unwrap();
-        self.background.as_mut().unwrap().step(self.now);
+        self.background.as_mut().unwrap().work(self.now);
         self.settle();
         self.array.state().mismatch_sectors
     }
@@ -191,7 +188,7 @@ impl TestArray {
     fn restart(&mut self) {
         self.background = None;
         self.array.close().unwrap();
-        let (array, background) = serve(self.kind, named(&self.disks));
+        let (array, background) = serve(named(&self.disks));
         (self.array, self.background) = (array, Some(background));
     }
 
@@ -213,10 +210,7 @@ fn bytes(sector: u64, stamp: u64) -> [u8; 512] {
     bytes
 }
 
-fn serve(
-    kind: Kind,
-    disks: Vec<(String, Arc<dyn BlockDevice>)>,
-) -> (Arc<dyn Array>, Box<dyn Background>) {
+fn serve(disks: Vec<(String, Arc<dyn BlockDevice>)>) -> (Arc<Raid5>, BackgroundWork) {
     let options = AssembleOptions {
         resync_later: true,
         ..AssembleOptions::default()
@@ -227,13 +221,15 @@ fn serve(
         stripes: 16,
         ..ArrayOptions::default()
     };
-    open(kind.core, assembly, &stripes)
+    let array = Raid5::start(assembly, &stripes).unwrap();
+    let background = BackgroundWork::new(&array);
+    (array, background)
 }
 
 #[test]
 fn a_sector_that_cannot_be_read_is_calculated_and_written() {
-    for kind in Kind::ALL {
-        let mut world = TestArray::new(kind);
+    for consistency in POLICIES {
+        let mut world = TestArray::new(consistency);
         world.restart();
         let data = world.data;
         for (disk, sector) in [(0, 3), (1, 40), (2, 57), (2, 200), (3, 8)] {
@@ -257,40 +253,36 @@ fn a_sector_that_cannot_be_read_is_calculated_and_written() {
 
 #[test]
 fn two_unreadable_blocks_of_a_stripe_fail_their_requests_only() {
-    for kind in Kind::PPL {
-        let mut world = TestArray::new(kind);
-        world.restart();
-        let data = world.data;
-        for disk in [0, 1] {
-            world.disks[disk].bad.lock().insert(data + 2);
-        }
-        let lost = world.stamps().iter().filter(|s| s.is_none()).count();
-        assert_eq!(lost, 16);
-        assert_eq!(world.failed(), None);
-        assert_eq!(world.write(0, 8, 1), Status::IoError);
-        // A stripe that is written whole needs none of its old data.
-        assert_eq!(world.write(0, 48, 1), Status::Ok);
-        assert!(world.holds(1));
-        assert_eq!(world.check(SyncAction::Check), 0);
+    let mut world = TestArray::new(Consistency::Ppl);
+    world.restart();
+    let data = world.data;
+    for disk in [0, 1] {
+        world.disks[disk].bad.lock().insert(data + 2);
     }
+    let lost = world.stamps().iter().filter(|s| s.is_none()).count();
+    assert_eq!(lost, 16);
+    assert_eq!(world.failed(), None);
+    assert_eq!(world.write(0, 8, 1), Status::IoError);
+    // A stripe that is written whole needs none of its old data.
+    assert_eq!(world.write(0, 48, 1), Status::Ok);
+    assert!(world.holds(1));
+    assert_eq!(world.check(SyncAction::Check), 0);
 }
 
 #[test]
 fn a_device_that_keeps_failing_to_read_is_kicked() {
-    for kind in Kind::PPL {
-        let mut world = TestArray::new(kind);
-        world.restart();
-        let data = world.data;
-        world.disks[2].bad.lock().extend(data..data + 1024);
-        assert!(world.holds(1));
-        assert_eq!(world.failed(), Some(2));
-    }
+    let mut world = TestArray::new(Consistency::Ppl);
+    world.restart();
+    let data = world.data;
+    world.disks[2].bad.lock().extend(data..data + 1024);
+    assert!(world.holds(1));
+    assert_eq!(world.failed(), Some(2));
 }
 
 #[test]
 fn a_spare_is_rebuilt_and_parity_is_right() {
-    for kind in Kind::ALL {
-        let mut world = TestArray::new(kind);
+    for consistency in POLICIES {
+        let mut world = TestArray::new(consistency);
         world.add_spare();
         assert_eq!(world.array.state().members[4].state, MemberState::Spare);
         world.array.fail(1).unwrap();
@@ -319,8 +311,8 @@ fn a_spare_is_rebuilt_and_parity_is_right() {
 /// Somebody asks while the spare becomes a member.
 #[test]
 fn a_spare_that_is_taken_is_listed_all_the_while() {
-    for n in 0..100 {
-        let mut world = TestArray::new(Kind::RESYNC[n % 2]);
+    for _ in 0..100 {
+        let mut world = TestArray::new(Consistency::Resync);
         world.add_spare();
         let (array, stop) = (Arc::clone(&world.array), AtomicBool::new(false));
         std::thread::scope(|scope| {
@@ -341,10 +333,10 @@ fn a_spare_that_is_taken_is_listed_all_the_while() {
 
 #[test]
 fn a_rebuild_goes_on_after_a_restart() {
-    for kind in Kind::ALL {
-        let mut world = TestArray::new(kind);
+    for consistency in POLICIES {
+        let mut world = TestArray::new(consistency);
         let spare = disk("spare");
-        let add = |array: &dyn Array| array.add(&spare.name, &spare.device, false, &mut sleepy());
+        let add = |array: &Raid5| array.add(&spare.name, &spare.device, false, &mut sleepy());
         add(&*world.array).unwrap();
         world.array.set_speed(1, 1).unwrap();
         world.array.fail(3).unwrap();
@@ -352,7 +344,7 @@ fn a_rebuild_goes_on_after_a_restart() {
         // 4 KiB each four seconds.
         for second in 0..200 {
             world.now = Duration::from_secs(second);
-            background.step(world.now);
+            background.work(world.now);
         }
         let done = world.array.state().sync.expect("a rebuild").done_sectors;
         assert!((200..=400).contains(&done), "{done}");
@@ -378,8 +370,8 @@ fn a_rebuild_goes_on_after_a_restart() {
 
 #[test]
 fn a_living_member_is_replaced() {
-    for kind in Kind::ALL {
-        let mut world = TestArray::new(kind);
+    for consistency in POLICIES {
+        let mut world = TestArray::new(consistency);
         assert!(world.array.replace(0).is_err(), "there is no spare");
         world.add_spare();
         world.array.replace(0).unwrap();
@@ -398,111 +390,101 @@ fn a_living_member_is_replaced() {
 
 #[test]
 fn wrong_parity_is_counted_and_repaired() {
-    for kind in Kind::PPL {
-        let mut world = TestArray::new(kind);
-        assert_eq!(world.check(SyncAction::Check), 0);
-        world.restart();
-        // Any block of a stripe may be the wrong one: it can't be known which.
-        world.raw(2, 80, &[0xaa; 512]);
-        world.raw(3, 160, &[0xbb; 4096]);
-        assert_eq!(world.check(SyncAction::Check), 16);
-        assert_eq!(world.check(SyncAction::Repair), 16);
-        assert_eq!(world.check(SyncAction::Check), 0);
-    }
+    let mut world = TestArray::new(Consistency::Ppl);
+    assert_eq!(world.check(SyncAction::Check), 0);
+    world.restart();
+    // Any block of a stripe may be the wrong one: it can't be known which.
+    world.raw(2, 80, &[0xaa; 512]);
+    world.raw(3, 160, &[0xbb; 4096]);
+    assert_eq!(world.check(SyncAction::Check), 16);
+    assert_eq!(world.check(SyncAction::Repair), 16);
+    assert_eq!(world.check(SyncAction::Check), 0);
 }
 
 #[test]
 fn stripes_come_and_go_while_it_serves() {
-    for kind in Kind::PPL {
-        let mut world = TestArray::new(kind);
-        for stripes in [300, 8, 33, 4096, 17] {
-            world.array.set_stripes(stripes).unwrap();
-            let stamp = stripes as u64;
-            for at in (0..world.capacity()).step_by(64) {
-                assert_eq!(world.write(at, 64, stamp), Status::Ok);
-            }
-            assert!(world.holds(stamp));
-            let state = world.array.state();
-            assert_eq!((state.stripes, state.active_stripes), (stripes, 0));
+    let mut world = TestArray::new(Consistency::Ppl);
+    for stripes in [300, 8, 33, 4096, 17] {
+        world.array.set_stripes(stripes).unwrap();
+        let stamp = stripes as u64;
+        for at in (0..world.capacity()).step_by(64) {
+            assert_eq!(world.write(at, 64, stamp), Status::Ok);
         }
-        assert!(world.array.set_stripes(7).is_err());
-        assert!(world.array.set_stripes(32769).is_err());
-        assert_eq!(world.check(SyncAction::Check), 0);
+        assert!(world.holds(stamp));
+        let state = world.array.state();
+        assert_eq!((state.stripes, state.active_stripes), (stripes, 0));
     }
+    assert!(world.array.set_stripes(7).is_err());
+    assert!(world.array.set_stripes(32769).is_err());
+    assert_eq!(world.check(SyncAction::Check), 0);
 }
 
 #[test]
 fn stable_buffers_may_be_in_any_pieces() {
     let seed = pvblk_testing::seed();
     let mut rng = fastrand::Rng::with_seed(seed);
-    for kind in Kind::PPL {
-        let mut world = TestArray::new(kind);
-        for stamp in 2..40 {
-            for row in (0..world.capacity()).step_by(48) {
-                let sectors = 48.min(world.capacity() - row);
-                let mut buffers = Vec::new();
-                let mut at = 0;
-                while at < sectors {
-                    let some = match rng.u8(..3) {
-                        0 => rng.u64(1..=sectors - at),
-                        _ => (sectors - at).min(8 * rng.u64(1..6)),
-                    };
-                    let buffer = Buffer::anonymous((some * 512) as usize).unwrap();
-                    for n in 0..some {
-                        buffer.write((n * 512) as usize, &bytes(row + at + n, stamp));
-                    }
-                    buffers.push(buffer);
-                    at += some;
+    let mut world = TestArray::new(Consistency::Ppl);
+    for stamp in 2..40 {
+        for row in (0..world.capacity()).step_by(48) {
+            let sectors = 48.min(world.capacity() - row);
+            let mut buffers = Vec::new();
+            let mut at = 0;
+            while at < sectors {
+                let some = match rng.u8(..3) {
+                    0 => rng.u64(1..=sectors - at),
+                    _ => (sectors - at).min(8 * rng.u64(1..6)),
+                };
+                let buffer = Buffer::anonymous((some * 512) as usize).unwrap();
+                for n in 0..some {
+                    buffer.write((n * 512) as usize, &bytes(row + at + n, stamp));
                 }
-                let mut request = Request::with_buffers(Op::Write, row, buffers, 0);
-                request.flags = RequestFlags::STABLE_BUFFERS;
-                assert_eq!(world.run(request).status, Status::Ok);
+                buffers.push(buffer);
+                at += some;
             }
-            assert!(world.holds(stamp), "seed {seed}");
+            let mut request = Request::with_buffers(Op::Write, row, buffers, 0);
+            request.flags = RequestFlags::STABLE_BUFFERS;
+            assert_eq!(world.run(request).status, Status::Ok);
         }
-        assert_eq!(world.check(SyncAction::Check), 0, "seed {seed}");
+        assert!(world.holds(stamp), "seed {seed}");
     }
+    assert_eq!(world.check(SyncAction::Check), 0, "seed {seed}");
 }
 
 #[test]
 fn who_asks_twice_loses_one_member_at_most() {
-    for kind in Kind::PPL {
-        let mut world = TestArray::new(kind);
-        world.array.fail(1).unwrap();
-        // The first isn't done yet.
-        world.array.fail(2).unwrap();
-        world.settle();
-        assert_eq!(world.failed(), Some(1));
-        assert!(!world.array.state().broken);
-        assert!(world.array.fail(2).is_err());
-        assert!(world.holds(1));
-    }
+    let mut world = TestArray::new(Consistency::Ppl);
+    world.array.fail(1).unwrap();
+    // The first isn't done yet.
+    world.array.fail(2).unwrap();
+    world.settle();
+    assert_eq!(world.failed(), Some(1));
+    assert!(!world.array.state().broken);
+    assert!(world.array.fail(2).is_err());
+    assert!(world.holds(1));
 }
 
 #[test]
 fn a_check_that_is_stopped_says_so() {
-    for kind in Kind::PPL {
-        let mut world = TestArray::new(kind);
-        world.array.set_speed(1, 1).unwrap();
-        world.array.sync(Some(SyncAction::Check)).unwrap();
-        let background = world.background.as_mut().unwrap();
-        for second in 0..20 {
-            background.step(Duration::from_secs(second));
-        }
-        world.array.sync(None).unwrap();
-        background.step(Duration::from_secs(20));
-        let state = world.array.state();
-        assert_eq!(state.sync, None);
-        let trouble = state.trouble.expect("it wasn't finished");
-        assert!(trouble.starts_with("check was stopped after "), "{trouble}");
+    let mut world = TestArray::new(Consistency::Ppl);
+    world.array.set_speed(1, 1).unwrap();
+    world.array.sync(Some(SyncAction::Check)).unwrap();
+    let background = world.background.as_mut().unwrap();
+    for second in 0..20 {
+        background.work(Duration::from_secs(second));
     }
+    world.array.sync(None).unwrap();
+    background.work(Duration::from_secs(20));
+    let state = world.array.state();
+    assert_eq!(state.sync, None);
+    let trouble = state.trouble.expect("it wasn't finished");
+    assert!(trouble.starts_with("check was stopped after "), "{trouble}");
 }
 
 /// Sequential writes of a block each, 64 in flight; how many blocks were read for them.
-fn stream(kind: Kind, path: WritePath) -> u64 {
-    let mut world = TestArray::new(kind);
+fn stream(path: WritePath) -> u64 {
+    let mut world = TestArray::new(Consistency::Resync);
     world.restart();
-    world.array.set_write_path(path).unwrap();
+    world.array.set_write_path(path);
     let mut queue = Queue::open(&world.device(), &QueueContext::new(64)).unwrap();
     let (mut next, mut batch, mut done) = (0, Vec::new(), Vec::new());
     let mut free: Vec<u64> = (0..64).collect();
@@ -534,23 +516,15 @@ fn stream(kind: Kind, path: WritePath) -> u64 {
 
 #[test]
 fn the_stripe_queue_lets_a_stream_write_whole_stripes() {
-    for kind in Kind::RESYNC {
-        // Two blocks are left over at the end, and each takes two reads.
-        assert_eq!(stream(kind, WritePath::StripeQueue), 4, "{kind:?}");
-        let direct = stream(kind, WritePath::Direct);
-        assert!(direct > 8, "{direct} {kind:?}");
-    }
+    // Two blocks are left over at the end, and each takes two reads.
+    assert_eq!(stream(WritePath::StripeQueue), 4);
+    let direct = stream(WritePath::Direct);
+    assert!(direct > 8, "{direct}");
 }
 
 #[test]
 fn the_write_path_changes_while_requests_wait() {
-    for kind in Kind::PPL {
-        change_paths(kind);
-    }
-}
-
-fn change_paths(kind: Kind) {
-    let mut world = TestArray::new(kind);
+    let mut world = TestArray::new(Consistency::Ppl);
     let mut queue = Queue::open(&world.device(), &QueueContext::new(16)).unwrap();
     let mut done = Vec::new();
     for round in 0..200u64 {
@@ -564,7 +538,7 @@ fn change_paths(kind: Kind) {
             vec![buffer],
             0,
         )]);
-        world.array.set_write_path(path).unwrap();
+        world.array.set_write_path(path);
         while queue.in_flight() > 8 {
             world.step();
             queue.poll(&mut done);

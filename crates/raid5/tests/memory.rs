@@ -1,15 +1,12 @@
 //! Memory that an array keeps of members that are gone: none that grows with their number.
 
-#[path = "support/either.rs"]
-mod either;
 #[path = "support/started.rs"]
 mod started;
 
-use either::{Array, Background, Kind, open};
 use parking_lot::Mutex;
 use pvblk_block::memory::bill;
 use pvblk_block::{BlockDevice, Buffer, Op, Queue, QueueContext, Request, Status};
-use pvblk_raid5::{ArrayOptions, CreateOptions, sleepy};
+use pvblk_raid5::{ArrayOptions, BackgroundWork, Consistency, CreateOptions, Raid5, sleepy};
 use pvblk_sys::Poller;
 use started::prepared;
 use std::sync::Arc;
@@ -29,23 +26,24 @@ fn member(name: &str) -> (String, Arc<dyn BlockDevice>) {
 }
 
 struct TestArray {
-    array: Arc<dyn Array>,
+    array: Arc<Raid5>,
     /// At place 1, at first.
     member: Arc<dyn BlockDevice>,
-    background: Box<dyn Background>,
+    background: BackgroundWork,
     queue: Queue,
     now: Duration,
 }
 
 impl TestArray {
-    fn new(kind: Kind) -> TestArray {
+    fn new(consistency: Consistency) -> TestArray {
         let disks: Vec<_> = ["0", "1", "2"].map(member).into();
         let mut options = CreateOptions::new("test:0");
         options.chunk_sectors = 16;
-        options.consistency = kind.consistency;
+        options.consistency = consistency;
         let member = Arc::clone(&disks[1].1);
         let assembly = prepared(disks, Some(&options));
-        let (array, background) = open(kind.core, assembly, &ArrayOptions::default());
+        let array = Raid5::start(assembly, &ArrayOptions::default()).unwrap();
+        let background = BackgroundWork::new(&array);
         let device = Arc::clone(&array) as Arc<dyn BlockDevice>;
         TestArray {
             background,
@@ -60,7 +58,7 @@ impl TestArray {
     fn settle(&mut self) {
         for _ in 0..1_000_000 {
             self.now += Duration::from_millis(50);
-            self.background.step(self.now);
+            self.background.work(self.now);
             if !self.background.is_busy() {
                 return;
             }
@@ -80,7 +78,7 @@ impl TestArray {
                 assert_eq!(completion.status, Status::Ok);
                 return buffer;
             }
-            self.background.step(self.now);
+            self.background.work(self.now);
         }
         panic!("a request never ends");
     }
@@ -118,13 +116,8 @@ fn held() -> (usize, u64, usize) {
 fn members_that_are_replaced_leave_nothing_behind() {
     let _one = ONE.lock();
     // Of the first more than there are numbers for devices.
-    for (kind, cycles) in [
-        (Kind::PPL[0], 280),
-        (Kind::PPL[1], 280),
-        (Kind::BITMAP[0], 40),
-        (Kind::BITMAP[1], 40),
-    ] {
-        let mut world = TestArray::new(kind);
+    for (consistency, cycles) in [(Consistency::Ppl, 280), (Consistency::Bitmap, 40)] {
+        let mut world = TestArray::new(consistency);
         world.member = pvblk_volume::open("null").unwrap();
         (0..20).for_each(|n| world.cycle(n));
         let before = held();
@@ -134,7 +127,7 @@ fn members_that_are_replaced_leave_nothing_behind() {
         let grown = after.0.saturating_sub(before.0);
         assert!(
             grown < 4 << 10,
-            "{kind:?}: {grown} bytes more after {cycles} cycles"
+            "{consistency:?}: {grown} bytes more after {cycles} cycles"
         );
         assert_eq!(
             (before.1, before.2),
@@ -149,22 +142,20 @@ fn members_that_are_replaced_leave_nothing_behind() {
 #[test]
 fn who_is_at_rest_lets_go_of_a_member_that_failed() {
     let _one = ONE.lock();
-    for kind in Kind::PPL {
-        let mut world = TestArray::new(kind);
-        world.run(Op::Write, 0, 7);
-        let failed = Arc::downgrade(&world.member);
-        let poller = Poller::new().unwrap();
-        let fd = world.queue.wait_fd().unwrap();
-        poller.add(fd, 0, false).unwrap();
-        world.member = pvblk_volume::open("null").unwrap();
-        world.array.fail(1).unwrap();
-        world.settle();
-        // As a worker does with a lane that sleeps.
-        let mut events = Vec::new();
-        poller.wait(&mut events, Some(Duration::ZERO)).unwrap();
-        assert_eq!(events.len(), 1, "nobody told it");
-        world.queue.woken();
-        assert_eq!(failed.strong_count(), 0, "the member is still open");
-        world.run(Op::Write, 16, 8);
-    }
+    let mut world = TestArray::new(Consistency::Ppl);
+    world.run(Op::Write, 0, 7);
+    let failed = Arc::downgrade(&world.member);
+    let poller = Poller::new().unwrap();
+    let fd = world.queue.wait_fd().unwrap();
+    poller.add(fd, 0, false).unwrap();
+    world.member = pvblk_volume::open("null").unwrap();
+    world.array.fail(1).unwrap();
+    world.settle();
+    // As a worker does with a lane that sleeps.
+    let mut events = Vec::new();
+    poller.wait(&mut events, Some(Duration::ZERO)).unwrap();
+    assert_eq!(events.len(), 1, "nobody told it");
+    world.queue.woken();
+    assert_eq!(failed.strong_count(), 0, "the member is still open");
+    world.run(Op::Write, 16, 8);
 }

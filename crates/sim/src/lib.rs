@@ -6,7 +6,6 @@
 //!   scenario   what runs          between            and                 what goes wrong
 //!   rings      front end, back end  users             a crash disk        processes die, rings break, caches are lost
 //!   raid       RAID-5               users             three to seven      power cuts, disks that fail, starts that are cut
-//!   raid-words the same, with the core without a lock
 //!   cache      page cache           users             one                 power cuts, a disk that fails, memory that is short
 //!   squeeze    buffer pools, lanes  connections       one                 squeezes, connections that break
 //!   stop       the order of a stop                                        disks that hang or fail

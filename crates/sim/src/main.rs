@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 const USAGE: &str = "usage: pvblk-sim [SCENARIO] [--seeds COUNT] [--from SEED] [--replay SEED] [--verbose] [--planted NAME]
        pvblk-sim list
-  SCENARIO        rings (the default), raid, raid-words, cache, squeeze or stop; `list` says what they are, and which bugs they can be given
+  SCENARIO        rings (the default), raid, cache, squeeze or stop; `list` says what they are, and which bugs they can be given
   --seeds COUNT   how many (default 1000)
   --from SEED     the first (default 0)
   --replay SEED   this one alone, with all its events; --seed is the same

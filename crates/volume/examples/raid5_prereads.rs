@@ -15,14 +15,14 @@ use pvblk_block::{
     Queue, QueueContext, Readiness, Request, RequestFlags, SECTOR, Status,
 };
 use pvblk_raid5::{
-    ArrayOptions, Assembly, Consistency, Layout, Member, NewArray, Raid5, WritePath,
+    ArrayOptions, Assembly, BackgroundWork, Consistency, Layout, Member, NewArray, Raid5, WritePath,
 };
 use pvblk_sys::Poller;
 use pvblk_volume::{Clock, DelayVolume, ManualClock, VolumeSpec};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const MEMBERS: usize = 4;
 const MEMBER_SECTORS: u64 = 64 << 11;
@@ -157,7 +157,30 @@ fn array(
         path,
         ..ArrayOptions::default()
     };
-    Ok(Raid5::start(assembly, &options)?)
+    let array = Raid5::start(assembly, &options)?;
+    write_first(&array, clock)?;
+    // The block's old data and parity.
+    reads.sectors.store(0, Ordering::Relaxed);
+    reads.requests.store(0, Ordering::Relaxed);
+    Ok(array)
+}
+
+/// Writes zeros to the first block, so that superblocks say dirty from then on.
+fn write_first(array: &Arc<Raid5>, clock: &ManualClock) -> Outcome<()> {
+    let device: Arc<dyn BlockDevice> = array.clone();
+    let mut background = BackgroundWork::new(array);
+    let mut queue = Queue::open(&device, &QueueContext::new(1))?;
+    let buffers = vec![Buffer::anonymous(4096)?];
+    queue.submit(&mut vec![Request::with_buffers(Op::Write, 0, buffers, 0)]);
+    let mut idle = || {
+        clock.advance(Duration::from_millis(1));
+        Ok(())
+    };
+    while queue.poll(&mut Vec::new()) == 0 {
+        background.work_with(&|| Duration::ZERO, &mut idle);
+        idle()?;
+    }
+    Ok(())
 }
 
 /// Replays a trace with `depth` requests in flight; `wait` is called when nothing else can be done.

@@ -36,7 +36,9 @@ fn array(consistency: Consistency) -> Result<Arc<dyn BlockDevice>, pvblk_block::
         }));
     }
     let assembly = Assembly::new(created.geometry(), members, false);
-    Ok(Raid5::start(assembly, &ArrayOptions::default())?)
+    let array = Raid5::start(assembly, &ArrayOptions::default())?;
+    array.keep()?;
+    Ok(array)
 }
 
 /// Requests of one kind.

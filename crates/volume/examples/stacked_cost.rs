@@ -38,7 +38,9 @@ fn array() -> Outcome<Arc<dyn BlockDevice>> {
         }));
     }
     let assembly = Assembly::new(created.geometry(), members, false);
-    Ok(Raid5::start(assembly, &ArrayOptions::default())?)
+    let array = Raid5::start(assembly, &ArrayOptions::default())?;
+    array.keep()?;
+    Ok(array)
 }
 
 fn cache(bytes: u64) -> Outcome<Arc<dyn BlockDevice>> {

@@ -47,7 +47,9 @@ fn array(delayed: bool) -> Arc<dyn BlockDevice> {
         })
     });
     let assembly = Assembly::new(created.geometry(), members.collect(), false);
-    Raid5::start(assembly, &ArrayOptions::default()).unwrap()
+    let array = Raid5::start(assembly, &ArrayOptions::default()).unwrap();
+    array.keep().unwrap();
+    array
 }
 
 /// Sleeps as a worker does: until the descriptor is readable or the deadline has come.

@@ -23,7 +23,6 @@ function setToken(value) {
 
 // Shows a modal dialog; `act` is awaited when it is confirmed, and its error is shown in the dialog.
 function dialog({ title, body, confirm, danger, act, ready }) {
-  const back = document.activeElement;
   const problem = h("p.problem", { role: "alert" });
   const yes = h(danger ? "button.danger" : "button.primary", { type: "submit" }, confirm);
   const no = h("button", { type: "button", onclick: () => box.close() }, "Cancel");
@@ -46,10 +45,8 @@ function dialog({ title, body, confirm, danger, act, ready }) {
       judge();
     }
   });
-  box.addEventListener("close", () => {
-    box.remove();
-    back?.focus?.();
-  });
+  // `close()` itself gives the focus back, at once. This event comes later, and the user may be elsewhere by then.
+  box.addEventListener("close", () => box.remove());
   document.body.append(box);
   judge();
   box.showModal();

@@ -15,7 +15,7 @@ use crate::stripe_queue::members_in_memory;
 use anyhow::{Result, ensure};
 use guest::{Guest, SampleCost};
 use pvblk_block::{Op, SECTOR};
-use pvblk_raid5::{Consistency, CoreKind};
+use pvblk_raid5::Consistency;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -29,8 +29,6 @@ pub const FIO: &str = "--ioengine=io_uring --fixedbufs --registerfiles --iodepth
 
 #[derive(Clone, Debug)]
 pub struct MdOptions {
-    /// The core of our array.
-    pub core: CoreKind,
     pub runs: usize,
     /// Seconds of each sample.
     pub seconds: f64,
@@ -238,10 +236,9 @@ impl Pair<'_> {
     }
 }
 
-fn array(core: CoreKind, stripes: usize) -> Result<Array> {
+fn array(stripes: usize) -> Result<Array> {
     let members = members_in_memory(SPAN)?;
     Ok(Array::new(
-        core,
         members,
         Consistency::Resync,
         stripes,
@@ -286,7 +283,7 @@ pub fn run(options: &MdOptions, folder: &Path, progress: &dyn Fn(&str)) -> Resul
         cpu,
         guest: Guest::start(&options.uml, cpu, folder, limit)?,
         skips_copy: false,
-        array: array(options.core, options.stripes)?,
+        array: array(options.stripes)?,
     };
     let heads = options.md_stripes.to_string();
     pair.guest.set("stripe_cache_size", &heads)?;

@@ -6,8 +6,7 @@ use pvblk_block::{
     Queue, QueueContext, Readiness, Request, Status,
 };
 use pvblk_raid5::{
-    ArrayOptions, Assembly, Consistency, CoreKind, Layout, ManagedArray, Member, NewArray, Raid5,
-    StripeArray, StripeBackground, WriteCounts, WritePath,
+    ArrayOptions, Assembly, BackgroundWork, Consistency, Layout, Member, NewArray, Raid5, WritePath,
 };
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -190,40 +189,11 @@ pub fn assembly(
     Ok(Assembly::new(created.geometry(), members.collect(), false))
 }
 
-/// The array of either core.
-enum Served {
-    Lock(Arc<Raid5>),
-    Words(Arc<StripeArray>),
-}
-
-impl Served {
-    fn managed(&self) -> &dyn ManagedArray {
-        match self {
-            Served::Lock(array) => &**array,
-            Served::Words(array) => &**array,
-        }
-    }
-
-    fn device(&self) -> Arc<dyn BlockDevice> {
-        match self {
-            Served::Lock(array) => array.clone(),
-            Served::Words(array) => array.clone(),
-        }
-    }
-
-    fn counts(&self) -> WriteCounts {
-        match self {
-            Served::Lock(array) => array.counts(),
-            Served::Words(array) => array.counts(),
-        }
-    }
-}
-
 /// An array over given members, whose parity is right if they are all zeros.
 pub struct Array {
     /// The array's device, which opens queues.
     pub device: Arc<dyn BlockDevice>,
-    raid: Served,
+    raid: Arc<Raid5>,
     reads: Arc<Reads>,
     data_offset: u64,
     before: Counted4k,
@@ -232,7 +202,6 @@ pub struct Array {
 impl Array {
     /// Starts the array. `wait` is called while the members' metadata is written.
     pub fn new(
-        core: CoreKind,
         members: Vec<Arc<dyn BlockDevice>>,
         consistency: Consistency,
         stripes: usize,
@@ -249,24 +218,18 @@ impl Array {
             stripes,
             ..ArrayOptions::default()
         };
-        let raid = match core {
-            CoreKind::Lock => Served::Lock(Raid5::start(assembly, &options)?),
-            CoreKind::Words => {
-                let array = StripeArray::start(assembly, &options)?;
-                let mut background = StripeBackground::new(&array);
-                let mut idle = || {
-                    wait();
-                    Ok(())
-                };
-                write_first(&array, || {
-                    background.work_with(&|| Duration::ZERO, &mut idle);
-                    idle()
-                })?;
-                Served::Words(array)
-            }
+        let raid = Raid5::start(assembly, &options)?;
+        let mut background = BackgroundWork::new(&raid);
+        let mut idle = || {
+            wait();
+            Ok(())
         };
+        write_first(&raid, || {
+            background.work_with(&|| Duration::ZERO, &mut idle);
+            idle()
+        })?;
         Ok(Array {
-            device: raid.device(),
+            device: raid.clone(),
             raid,
             reads,
             data_offset,
@@ -277,13 +240,12 @@ impl Array {
     /// Begins a sample, whose writes go by `way`. `edges` are the array's sectors that streams begin or end
     /// at. No request may be in flight.
     pub fn begin(&mut self, way: Way, edges: &[u64]) -> Result<(), Error> {
-        self.raid.managed().set_write_path(way.path())?;
+        self.raid.set_write_path(way.path());
         self.reads.free.store(way.free(), Relaxed);
         // The stripes that the last sample left in the stripe cache are dropped.
-        let raid = self.raid.managed();
-        let stripes = raid.state().stripes;
-        raid.set_stripes(8)?;
-        raid.set_stripes(stripes)?;
+        let stripes = self.raid.state().stripes;
+        self.raid.set_stripes(8)?;
+        self.raid.set_stripes(stripes)?;
         let mut rows: Vec<u64> = edges.iter().map(|s| s / ROW_SECTORS).collect();
         rows.sort_unstable();
         *self.reads.edges.write() = (rows, self.data_offset);
@@ -320,7 +282,7 @@ impl Array {
 
 /// Writes zeros to the first block, so that superblocks say dirty from then on; `wait` is called until that is done.
 fn write_first(
-    array: &Arc<StripeArray>,
+    array: &Arc<Raid5>,
     mut wait: impl FnMut() -> Result<(), Error>,
 ) -> Result<(), Error> {
     let device: Arc<dyn BlockDevice> = array.clone();

@@ -18,7 +18,7 @@ use array::{Array, MEMBERS, Way};
 use disk::Disk;
 use load::{Job, Phase, READ_WINDOW, StripeCell, StripeSample, WRITE_WINDOW, run_virtually};
 use pvblk_block::{BlockDevice, Error, Op};
-use pvblk_raid5::{Consistency, CoreKind};
+use pvblk_raid5::Consistency;
 use pvblk_volume::ManualClock;
 use serde::Serialize;
 use std::path::Path;
@@ -35,8 +35,6 @@ const MIX_TIME: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Debug)]
 pub struct StripeQueueOptions {
-    /// The array's core.
-    pub core: CoreKind,
     pub runs: usize,
     /// Bytes of all files together.
     pub bytes: u64,
@@ -220,13 +218,9 @@ impl Experiment<'_> {
         let disks = (0..MEMBERS).map(disk).collect::<Result<Vec<_>>>()?;
         let members = disks.iter().map(|d| Arc::clone(d) as Arc<dyn BlockDevice>);
         Ok(Modelled {
-            array: Array::new(
-                self.options.core,
-                members.collect(),
-                consistency(ppl),
-                stripes,
-                &mut || clock.advance(Duration::from_millis(1)),
-            )?,
+            array: Array::new(members.collect(), consistency(ppl), stripes, &mut || {
+                clock.advance(Duration::from_millis(1))
+            })?,
             disks,
             clock,
         })
@@ -366,8 +360,7 @@ impl Experiment<'_> {
                 Ok(pvblk_volume::open(&format!("file:{}", path.display()))?)
             };
             let members = (0..MEMBERS).map(member).collect::<Result<_>>()?;
-            let core = self.options.core;
-            let mut array = Array::new(core, members, consistency(ppl), STRIPES, &mut || ())?;
+            let mut array = Array::new(members, consistency(ppl), STRIPES, &mut || ())?;
             for cell in self.cells() {
                 if ppl && !cell.phase.writes() {
                     continue;

@@ -5,7 +5,6 @@ use super::load::{Job, for_so_long};
 use super::{StripeQueueOptions, members_in_memory};
 use anyhow::Result;
 use pvblk_block::Op;
-use pvblk_raid5::CoreKind;
 use serde::Serialize;
 use std::time::Duration;
 
@@ -83,9 +82,8 @@ pub struct Speeds {
     pub two: Vec<Two>,
 }
 
-fn array(core: CoreKind, ppl: bool) -> Result<Array> {
+fn array(ppl: bool) -> Result<Array> {
     Ok(Array::new(
-        core,
         members_in_memory(SPAN)?,
         super::consistency(ppl),
         super::STRIPES,
@@ -116,7 +114,7 @@ pub fn run(options: &StripeQueueOptions, progress: &dyn Fn(&str)) -> Result<Spee
     let cpus = pvblk_sys::cpu::allowed();
     let mut one = Vec::new();
     for ppl in [false, true] {
-        let mut array = array(options.core, ppl)?;
+        let mut array = array(ppl)?;
         for shape in SHAPES {
             let name = format!(
                 "one thread, {}{}",
@@ -153,7 +151,7 @@ pub fn run(options: &StripeQueueOptions, progress: &dyn Fn(&str)) -> Result<Spee
         }
     }
     let mut two = Vec::new();
-    let mut arrays = [array(options.core, false)?, array(options.core, false)?];
+    let mut arrays = [array(false)?, array(false)?];
     for shape in SHAPES {
         let name = format!("two threads, {}", shape.name);
         if !wanted(&name) {

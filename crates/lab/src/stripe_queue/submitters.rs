@@ -1,4 +1,4 @@
-//! `pvblk-lab submitters`: RAID-5 by both of its cores with more and more threads, each with a queue and a CPU of its own. Members are in
+//! `pvblk-lab submitters`: RAID-5 with more and more threads, each with a queue and a CPU of its own. Members are in
 //! memory, so that the array itself is the limit, or the machine: bare copies of the same bytes show that.
 
 use super::array::{CHUNK_SECTORS, MEMBERS, ROW_SECTORS, assembly};
@@ -12,7 +12,7 @@ use crate::verdict::{Check, axis, charts, median_ratio, ratio, series, table};
 use anyhow::Result;
 use pvblk_bench::plot::{Chart, Lines, Point, Scale, Unit};
 use pvblk_block::BlockDevice;
-use pvblk_raid5::{ArrayOptions, Assembly, Raid5, StripeArray, xor_into};
+use pvblk_raid5::{ArrayOptions, Assembly, Raid5, xor_into};
 use serde::Serialize;
 use std::ops::Range;
 use std::sync::{Arc, Barrier};
@@ -38,13 +38,11 @@ pub struct SubmittersOptions {
 pub struct SubmittersPoint {
     pub shape: Shape,
     pub threads: usize,
-    /// One array with the core that has a lock.
-    pub locked: Vec<f64>,
-    /// One array with the core without a lock.
-    pub words: Vec<f64>,
+    /// One array.
+    pub shared: Vec<f64>,
     /// The same once more: the control.
-    pub words_again: Vec<f64>,
-    /// An array for each thread, with the core without a lock.
+    pub shared_again: Vec<f64>,
+    /// An array for each thread.
     pub apart: Vec<f64>,
     /// Bare copies and sums of the same bytes.
     pub bare: Vec<f64>,
@@ -61,24 +59,16 @@ pub struct SubmittersResult {
 /// A measurement of a round.
 #[derive(Clone, Copy)]
 enum Way {
-    Locked,
-    Words,
-    WordsAgain,
+    Shared,
+    SharedAgain,
     Apart,
     Bare,
 }
 
-const WAYS: [Way; 5] = [
-    Way::Locked,
-    Way::Words,
-    Way::Apart,
-    Way::WordsAgain,
-    Way::Bare,
-];
+const WAYS: [Way; 4] = [Way::Shared, Way::Apart, Way::SharedAgain, Way::Bare];
 
 struct Arrays {
-    locked: Arc<dyn BlockDevice>,
-    words: Arc<dyn BlockDevice>,
+    shared: Arc<dyn BlockDevice>,
     apart: Vec<Arc<dyn BlockDevice>>,
 }
 
@@ -89,13 +79,13 @@ fn stripes(threads: usize) -> ArrayOptions {
     }
 }
 
-fn words(threads: usize, ppl: bool) -> Result<Arc<dyn BlockDevice>> {
-    let array = StripeArray::start(assembled(threads, ppl)?, &stripes(threads))?;
+/// An array with room for so many threads.
+fn array(threads: usize, ppl: bool) -> Result<Arc<dyn BlockDevice>> {
+    let array = Raid5::start(assembled(threads, ppl)?, &stripes(threads))?;
     array.keep()?;
     Ok(array)
 }
 
-/// An array with room for so many threads.
 fn assembled(threads: usize, ppl: bool) -> Result<Assembly> {
     let members = members_in_memory(PART * threads as u64)?;
     Ok(assembly(members, consistency(ppl))?)
@@ -104,9 +94,8 @@ fn assembled(threads: usize, ppl: bool) -> Result<Assembly> {
 impl Arrays {
     fn new(threads: usize, ppl: bool) -> Result<Arrays> {
         Ok(Arrays {
-            locked: Raid5::start(assembled(threads, ppl)?, &stripes(threads))?,
-            words: words(threads, ppl)?,
-            apart: (0..threads).map(|_| words(1, ppl)).collect::<Result<_>>()?,
+            shared: array(threads, ppl)?,
+            apart: (0..threads).map(|_| array(1, ppl)).collect::<Result<_>>()?,
         })
     }
 }
@@ -232,9 +221,8 @@ pub fn run(options: &SubmittersOptions, progress: &dyn Fn(&str)) -> Result<Submi
             let mut point = SubmittersPoint {
                 shape,
                 threads,
-                locked: Vec::new(),
-                words: Vec::new(),
-                words_again: Vec::new(),
+                shared: Vec::new(),
+                shared_again: Vec::new(),
                 apart: Vec::new(),
                 bare: Vec::new(),
             };
@@ -245,9 +233,8 @@ pub fn run(options: &SubmittersOptions, progress: &dyn Fn(&str)) -> Result<Submi
             for run in 0..options.runs {
                 for step in 0..WAYS.len() {
                     match WAYS[(run + step) % WAYS.len()] {
-                        Way::Locked => point.locked.push(shared(&arrays.locked)?),
-                        Way::Words => point.words.push(shared(&arrays.words)?),
-                        Way::WordsAgain => point.words_again.push(shared(&arrays.words)?),
+                        Way::Shared => point.shared.push(shared(&arrays.shared)?),
+                        Way::SharedAgain => point.shared_again.push(shared(&arrays.shared)?),
                         Way::Apart => point.apart.push(apart()?),
                         Way::Bare => point.bare.push(bare(&shape, threads, time, &cpus)?),
                     }
@@ -255,7 +242,7 @@ pub fn run(options: &SubmittersOptions, progress: &dyn Fn(&str)) -> Result<Submi
             }
             points.push(point);
         }
-        for device in arrays.apart.iter().chain([&arrays.words]) {
+        for device in arrays.apart.iter().chain([&arrays.shared]) {
             device.close()?;
         }
     }
@@ -278,13 +265,11 @@ impl SubmittersResult {
         let mut rates = table(&[
             "writes and reads",
             "threads",
-            "lock, k/s",
-            "no lock, k/s",
+            "one array, k/s",
             "arrays apart, k/s",
             "bare copies, k/s",
-            "no lock/lock",
-            "no lock/apart",
-            "no lock, of one thread",
+            "one/apart",
+            "one array, of one thread",
             "bare, of one thread",
         ]);
         for p in &self.points {
@@ -293,17 +278,15 @@ impl SubmittersResult {
                 None => "-".into(),
             };
             let thousands = |samples: &[f64]| format!("{:.0}", median(samples) / 1e3);
-            let control = (&p.words_again[..], &p.words[..]);
+            let control = (&p.shared_again[..], &p.shared[..]);
             rates.add_row([
                 p.shape.name.to_owned(),
                 p.threads.to_string(),
-                thousands(&p.locked),
-                thousands(&p.words),
+                thousands(&p.shared),
                 thousands(&p.apart),
                 thousands(&p.bare),
-                ratio(&p.words, &p.locked, control),
-                ratio(&p.words, &p.apart, control),
-                of_one(|p| &p.words),
+                ratio(&p.shared, &p.apart, control),
+                of_one(|p| &p.shared),
                 of_one(|p| &p.bare),
             ]);
         }
@@ -334,8 +317,7 @@ impl SubmittersResult {
                 x: axis("threads", Unit::Count, Scale::Log2),
                 y: axis("requests a second", Unit::Count, Scale::Log2),
                 series: vec![
-                    line("lock", |p| &p.locked),
-                    line("no lock", |p| &p.words),
+                    line("one array", |p| &p.shared),
                     line("arrays apart", |p| &p.apart),
                     line("bare copies", |p| &p.bare),
                 ],
@@ -348,7 +330,7 @@ impl SubmittersResult {
         let several = self.points.iter().filter(|p| p.threads > 1);
         several
             .map(|p| {
-                let figure = median_ratio(&p.words, &p.apart);
+                let figure = median_ratio(&p.shared, &p.apart);
                 Check {
                     expected: format!(
                         "{} threads, {}: one array without a lock at least 0.95 of arrays apart",

@@ -7,8 +7,7 @@ use super::{member, open_to_read, progress, text};
 use anyhow::Result;
 use pvblk_raid5::ask::{Detail, DetailMember, DeviceState, Question, Serving};
 use pvblk_raid5::{
-    AssembleOptions, Assembly, CoreKind, Member, MemberNames, Role, SpecParts, WritePath, assemble,
-    sleepy,
+    AssembleOptions, Assembly, Member, MemberNames, Role, SpecParts, WritePath, assemble, sleepy,
 };
 use pvblk_volume::{Raid5Spec, SpecNames};
 use std::time::Duration;
@@ -93,7 +92,6 @@ fn parts(assembly: &Assembly) -> SpecParts {
         write_path: WritePath::default(),
         member_timeout: None,
         re_add: false,
-        core: CoreKind::default(),
     }
 }
 

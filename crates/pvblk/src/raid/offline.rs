@@ -10,9 +10,7 @@ use anyhow::{Result, bail};
 use pvblk_block::Close;
 use pvblk_raid5 as raid5;
 use pvblk_raid5::ask::{Question, SyncProgress};
-use pvblk_raid5::{
-    ArrayOptions, AssembleOptions, Assembly, ManagedArray, Raid5, Role, add_spare, sleepy,
-};
+use pvblk_raid5::{ArrayOptions, AssembleOptions, Assembly, Raid5, Role, add_spare, sleepy};
 use pvblk_volume::SpecNames;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::sync::Arc;

@@ -7,7 +7,7 @@ pub use super::detail::{
     AwayMember, Detail, DetailMember, DeviceState, Rebuilt, Serving, SpecAnswer, SyncProgress,
 };
 
-use super::control::Parts;
+use super::shared::Shared;
 use super::{ArrayMember, ArrayState, MemberState, SyncAction, check_stripes};
 use crate::sleepy;
 use pvblk_block::{BlockDevice, Error, ErrorKind};
@@ -34,7 +34,7 @@ pub enum Question {
     Detail {},
     /// Asks for the specification that starts the array in its present state; the answer is a [`SpecAnswer`].
     Spec {},
-    /// Takes one more device: see [`ManagedArray::add`].
+    /// Takes one more device: see [`Raid5::add`].
     Add {
         /// Its volume spec.
         member: String,
@@ -42,13 +42,13 @@ pub enum Question {
         #[serde(default)]
         force: bool,
     },
-    /// Takes a device back that was a member: see [`ManagedArray::re_add`].
+    /// Takes a device back that was a member: see [`Raid5::re_add`].
     #[serde(rename = "re-add")]
     ReAdd {
         /// Its volume spec, or the place of a member that is waited for.
         member: String,
     },
-    /// Throws a member out: see [`ManagedArray::fail`].
+    /// Throws a member out: see [`Raid5::fail`].
     Fail {
         /// The member that fails.
         member: String,
@@ -58,7 +58,7 @@ pub enum Question {
         /// The spare to remove.
         member: String,
     },
-    /// Makes another device the member of a place: see [`ManagedArray::replace`].
+    /// Makes another device the member of a place: see [`Raid5::replace`].
     Replace {
         /// The member to replace.
         member: String,
@@ -90,7 +90,7 @@ pub enum Question {
         #[serde(default)]
         max_kib: Option<u64>,
     },
-    /// Sets the number of stripe heads: see [`ManagedArray::set_stripes`].
+    /// Sets the number of stripe heads: see [`Raid5::set_stripes`].
     Stripes {
         /// The new number.
         stripes: usize,
@@ -110,7 +110,7 @@ fn rebuilding(state: &ArrayState) -> Option<&ArrayMember> {
     state.members.iter().find(rebuilds)
 }
 
-impl dyn Parts + '_ {
+impl Shared {
     /// Answers a question. Errors say in one line why an order can't be carried out, or what to do
     /// first.
     ///
@@ -151,7 +151,7 @@ impl dyn Parts + '_ {
                 check_stripes(*stripes)?;
                 self.set_stripes(*stripes)?;
             }
-            Question::WritePath { path } => self.set_write_path(path.parse()?)?,
+            Question::WritePath { path } => self.set_write_path(path.parse()?),
         }
         Ok(self.detail())
     }
@@ -180,14 +180,14 @@ impl dyn Parts + '_ {
     fn detail(&self) -> Detail {
         Detail {
             spec: self.spec(),
-            ..Detail::of_state(&self.state(), &self.control().geometry)
+            ..Detail::of_state(&self.state(), &self.control.geometry)
         }
     }
 
     fn spec_answer(&self) -> SpecAnswer {
         let parts = self.spec_parts();
         SpecAnswer {
-            spec: self.control().names.spec(&parts),
+            spec: self.control.names.spec(&parts),
             list: parts.list(),
         }
     }
@@ -209,14 +209,14 @@ impl dyn Parts + '_ {
         if let Some(twin) = state
             .members
             .iter()
-            .find(|m| self.control().names.same_device(&m.name, text))
+            .find(|m| self.control.names.same_device(&m.name, text))
         {
             return Err(Error::config(format!(
                 "{text}: it is in the array already, as {}",
                 twin.name
             )));
         }
-        let device = self.control().names.open(text)?;
+        let device = self.control.names.open(text)?;
         self.add(text, &device, force, &mut sleepy())?;
         if state.failed.is_some() && rebuilding(&state).is_none() && !state.frozen {
             self.until(|s| s.failed.is_none() || rebuilding(s).is_some())?;
@@ -231,7 +231,7 @@ impl dyn Parts + '_ {
         }
         let (name, device) = match self.held_device(text) {
             Some(held) => held,
-            None => (text.to_owned(), self.control().names.open(text)?),
+            None => (text.to_owned(), self.control.names.open(text)?),
         };
         self.re_add(&name, &device, &mut sleepy())?;
         self.until(|s| s.failed.is_none() || rebuilding(s).is_some())
@@ -264,7 +264,7 @@ impl dyn Parts + '_ {
         let known = state
             .members
             .iter()
-            .find(|m| self.control().names.same_device(&m.name, text));
+            .find(|m| self.control.names.same_device(&m.name, text));
         self.remove(known.map_or(text, |m| &m.name))
     }
 
@@ -318,7 +318,7 @@ impl dyn Parts + '_ {
 
     /// The place that a text means: a number, or the name of a device that has one for itself.
     fn place(&self, state: &ArrayState, text: &str) -> Result<usize, Error> {
-        let places = self.control().geometry.members();
+        let places = self.control.geometry.members();
         let wrong = || {
             let names = state.members.iter().filter(|m| m.place.is_some());
             let names: Vec<&str> = names.map(|m| m.name.as_str()).collect();
@@ -337,7 +337,7 @@ impl dyn Parts + '_ {
         let device = state
             .members
             .iter()
-            .find(|m| self.control().names.same_device(&m.name, text));
+            .find(|m| self.control.names.same_device(&m.name, text));
         let device = device.ok_or_else(wrong)?;
         match (device.place, device.state) {
             (None, _) => Err(Error::config(format!(

@@ -1,282 +1,375 @@
-//! The background work of an array that serves: it recovers spares, makes parity right, and clears bits of
-//! the bitmap.
+//! [`BackgroundWork`]: work that blocks on members, and that of queues which were closed with work.
 
-use super::control::Parts;
-use super::manage::PendingOrders;
-use super::pace::{Pace, Speeds};
-use super::queue::ArrayQueue;
-use super::returns::{Returns, add_whole};
-use super::told::{Seen, Told};
-use super::{ArrayShared, ManagedArray, MemberDevice, Raid5};
-use crate::Member;
-use crate::core::Core;
-use pvblk_block::stacked::{Background, BackgroundThread, Due};
-use pvblk_block::{BlockDevice, DeviceQueue, Error, QueueContext, Readiness, SystemClock};
+use super::device::Raid5;
+use super::disk::OnDisk;
+use super::queue::QueueState;
+use super::shared::Shared;
+use super::sync::SyncQueue;
+
+use crate::array::returns::{Places, Returns, add_whole};
+use crate::array::told::{Seen, Told};
+use crate::blocking::{Idle, sleepy};
+use crate::core::{Errand, Mail, TICKS};
+
+use crate::words::Owner;
+
+use parking_lot::Mutex;
+use pvblk_block::stacked::{Background, Due, WaitEntry};
+use pvblk_block::{BlockDevice, Error};
 use pvblk_sys::Poller;
+use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Interval at which the bitmap is swept: md's `daemon_sleep`.
-pub(super) const SWEEP: Duration = Duration::from_secs(5);
 /// Interval at which counts of read errors are halved.
-pub(super) const FORGIVE: Duration = Duration::from_hours(1);
-/// Longest sleep of the thread.
-const NAP: Duration = Duration::from_millis(200);
-/// The same while something is under way.
-const SLICE: Duration = Duration::from_millis(20);
+const FORGIVE: Duration = Duration::from_hours(1);
+/// Interval at which queues that were closed with work are looked at.
+const LOOK: Duration = Duration::from_millis(1);
 
-/// The background work of an array: [`BackgroundWork::step`] has to be called again and again. [`Raid5::keep`] starts
-/// a thread for it.
+/// The same for devices that went, and at which requests are left.
+const LOOK_LEFT: Duration = Duration::from_millis(20);
+
+/// Metadata is tried so often, in this interval: the process may be short of descriptors or memory for a moment. Then the array stops.
+const TRIES: usize = 3;
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Superblocks that a queue wants to be written.
+struct Chore {
+    by: Owner,
+    errand: Errand,
+}
+
+/// The work that queues leave for the background.
+pub(super) struct Chores {
+    wait: Arc<WaitEntry>,
+    superblocks: Mutex<Vec<Chore>>,
+    /// Stripes whose bits are to be set, each with the queue that waits for it.
+    bits: Mutex<Vec<(Owner, u64)>>,
+    /// Queues that were closed with work; `None`: nobody finishes them any more.
+    queues: Mutex<Option<Vec<QueueState>>>,
+}
+
+impl Chores {
+    /// `wait`: the background thread's.
+    pub fn new(wait: &Arc<WaitEntry>) -> Chores {
+        Chores {
+            wait: Arc::clone(wait),
+            superblocks: Mutex::default(),
+            bits: Mutex::default(),
+            queues: Mutex::new(Some(Vec::new())),
+        }
+    }
+
+    /// Superblocks are to be written; the queue gets the answer.
+    pub fn write_superblocks(&self, by: Owner, errand: Errand) {
+        self.superblocks.lock().push(Chore { by, errand });
+        self.wait.wake();
+    }
+
+    /// Bits of stripes are to be set; the queue gets an answer for each. Empties the list.
+    pub fn set_bits(&self, by: Owner, stripes: &mut Vec<u64>) {
+        if stripes.is_empty() {
+            return;
+        }
+        let stripes = stripes.drain(..).map(|stripe| (by, stripe));
+        self.bits.lock().extend(stripes);
+        self.wait.wake();
+    }
+
+    /// The background looks whether there is something to do.
+    pub fn wake(&self) {
+        self.wait.wake();
+    }
+
+    /// A queue was closed with work.
+    pub fn finish(&self, queue: QueueState) {
+        self.put_back(queue);
+        self.wait.wake();
+    }
+
+    /// True if superblocks or bits are to be written.
+    fn has_writes(&self) -> bool {
+        !self.superblocks.lock().is_empty() || !self.bits.lock().is_empty()
+    }
+
+    fn take_queues(&self) -> Vec<QueueState> {
+        self.queues
+            .lock()
+            .as_mut()
+            .map(std::mem::take)
+            .unwrap_or_default()
+    }
+
+    /// A queue isn't finished yet.
+    fn put_back(&self, queue: QueueState) {
+        if let Some(queues) = &mut *self.queues.lock() {
+            queues.push(queue);
+        }
+    }
+
+    /// Nobody finishes the queues that are left.
+    pub fn abandon(&self) {
+        let queues = self.queues.lock().take();
+        drop(queues);
+    }
+
+    pub fn has_queues(&self) -> bool {
+        self.queues
+            .lock()
+            .as_ref()
+            .is_some_and(|queues| !queues.is_empty())
+    }
+}
+
+/// The background work of an array: [`Raid5::keep`] starts a thread for it, tests step it.
 pub struct BackgroundWork {
-    pub(super) shared: Arc<ArrayShared>,
-    pub(super) queue: ArrayQueue,
-    pub(super) returns: Returns,
-    /// Next tick of members' time.
-    pub(super) tick_at: Duration,
-    pace: Pace,
-    /// Number of devices that became members, as far as it was reported.
-    takeovers: u64,
-    told: Told,
-    sweep_at: Duration,
+    shared: Arc<Shared>,
     forgive_at: Duration,
+    sync: SyncQueue,
+    returns: Returns,
+    told: Told,
+    /// Devices that went have requests left.
+    leaves_some: bool,
+    /// The array is being closed: no action is begun.
+    is_last: bool,
 }
 
 impl BackgroundWork {
-    /// One for each array. Errors if its queue can't be opened.
-    pub fn new(array: &Raid5) -> Result<BackgroundWork, Error> {
-        let context = QueueContext::new(64);
-        let mut queue = ArrayQueue::open(&array.shared, &context, array.floor())?;
-        queue.step(|core, owner| core.set_background_queue(Some(owner)));
-        let seen = Seen::of(&array.shared.core.lock());
-        Ok(BackgroundWork {
-            told: Told::new(seen, array.places()),
-            queue,
+    pub fn new(array: &Raid5) -> BackgroundWork {
+        BackgroundWork {
+            told: Told::new(seen(&array.shared), array.places()),
             shared: Arc::clone(&array.shared),
-            returns: Returns::default(),
-            tick_at: Duration::ZERO,
-            pace: Pace::default(),
-            takeovers: 0,
-            sweep_at: SWEEP,
             forgive_at: FORGIVE,
-        })
+            sync: SyncQueue::default(),
+            returns: Returns::default(),
+            leaves_some: false,
+            is_last: false,
+        }
     }
 
-    /// Does the work that is due; `now` counts from any moment. Returns the time for which no more will be
-    /// due, unless I/O ends.
-    pub fn step(&mut self, now: Duration) -> Duration {
-        while self.queue.progress() {}
-        let orders = self.shared.control.orders.take();
-        self.follow(&orders, now);
-        self.step_away(now, orders.frozen);
+    /// That of an array that is being closed.
+    pub(super) fn last(array: &Raid5) -> BackgroundWork {
+        let mut background = BackgroundWork::new(array);
+        background.is_last = true;
+        background
+    }
+
+    /// Does what is due; `now` counts from any moment.
+    pub fn work(&mut self, now: Duration) {
+        let begin = Instant::now();
+        self.work_with(&|| now + begin.elapsed(), &mut sleepy());
+    }
+
+    /// The same by another clock; `idle` is called while it waits for metadata; an error of it ends the array's work.
+    pub fn work_with(&mut self, clock: &dyn Fn() -> Duration, idle: &mut Idle<'_>) {
         let shared = Arc::clone(&self.shared);
-        let (seen, wanted, needs_spare, sync, requests, takeovers, lag) = {
-            let core = shared.core.lock();
-            (
-                Seen::of(&core),
-                core.sync_wanted(),
-                core.wants_spare(),
-                core.sync_now(),
-                core.requests(),
-                core.takeovers(),
-                core.superblocks_lag(),
-            )
+        let now = clock();
+        // A member that stalls while its metadata is written is given up, too.
+        let ended = Cell::new(false);
+        let mut idle = || {
+            shared.tick(clock());
+            idle().inspect_err(|_| ended.set(true))
         };
-        let parts: &dyn Parts = &*shared;
-        let told = self.told.look(seen, || parts.places());
-        parts.forget_old_names(!told.is_empty() || takeovers != self.takeovers, lag);
-        told.into_iter()
-            .for_each(|event| shared.control.events.raise(event));
-        if takeovers != self.takeovers {
-            self.takeovers = takeovers;
-            tracing::info!(
-                "raid5: the array is made of other devices now; start it with {} next time",
-                parts.spec_parts().list()
-            );
-        }
-        self.pace.note_requests(now, requests);
-        if !orders.frozen {
-            if let Some(place) = needs_spare {
-                self.take_spare(place);
+        shared.tick(now);
+        self.set_bits(&mut idle);
+        let wanted = std::mem::take(&mut *self.shared.chores.superblocks.lock());
+        for Chore { by, errand } in wanted {
+            if ended.get() {
+                return;
             }
-            if let (Some(action), None) = (wanted, sync) {
-                self.queue.step(|core, owner| {
-                    if let Err(e) = core.start_sync(owner, action) {
-                        tracing::warn!("raid5: {e}");
-                    }
-                });
-                self.pace.begin(now);
-            }
+            let failed = self.write_superblocks(errand, &mut idle);
+            let answer = match errand {
+                Errand::Name { .. } => Mail::Named(failed),
+                Errand::Recovered { .. } | Errand::Resynced(_) => Mail::Told(failed),
+            };
+            self.shared.post(&mut vec![(by, answer)]);
         }
-        if now >= self.sweep_at {
-            self.sweep_at = now + SWEEP;
-            self.queue.step(Core::sweep);
+        if ended.get() {
+            return;
         }
+        let mut queues = self.shared.chores.take_queues();
+        let over = queues.extract_if(.., |queue| {
+            queue.go_on();
+            queue.is_idle()
+        });
+        over.for_each(QueueState::close);
+        queues
+            .into_iter()
+            .for_each(|queue| self.shared.chores.put_back(queue));
         if now >= self.forgive_at {
             self.forgive_at = now + FORGIVE;
-            self.queue.step(|core, _| core.forgive_read_errors());
+            self.shared.common.forgive_read_errors();
             self.returns.forgive();
         }
-        let sync = shared.core.lock().sync_now();
-        let nap = match sync {
-            None => NAP,
-            Some(_) => self.go_on(now, &orders),
+        if !self.is_last {
+            let orders = self.shared.control.orders.take();
+            self.look_for_returns(now, orders.frozen);
+            self.sync.work(&self.shared, &orders, now, &mut idle);
+        }
+        self.leaves_some = self.shared.poll_left();
+        let live = self.shared.common.devices().1;
+        self.shared.note_gone(live);
+        let gone = self.shared.devices.forget(live);
+        if !gone.is_empty() {
+            // Idle queues are woken too: as long as one has a device open, no other program can have it.
+            let queues = &self.shared.queues;
+            queues.for_each(|_, queue| queue.wait().notify());
+            drop(gone);
+        }
+        self.tell();
+    }
+
+    /// Looks after devices that are to come back; `frozen`: nothing is to begin.
+    fn look_for_returns(&mut self, now: Duration, frozen: bool) {
+        let common = &self.shared.common;
+        let arrives = self.shared.control.arriving.lock().is_some();
+        let is_free = common.takes_device() && !arrives;
+        let places = Places {
+            wants: common.missing().filter(|_| is_free),
+            incoming: common.recovered().map(|(place, _)| place),
+            frozen,
         };
-        let tick = shared
-            .control
-            .limit
-            .map(|_| self.tick_at.saturating_sub(now));
-        tick.map_or(nap, |tick| nap.min(tick))
+        self.returns.step(&*self.shared, now, places);
+    }
+
+    /// The device that is to be added as a spare, since it came back and is to be rebuilt whole. Adding waits for the device.
+    pub fn take_whole(&mut self) -> Option<(String, Arc<dyn BlockDevice>)> {
+        self.returns.take_whole()
     }
 
     /// True if work is under way, or will be.
     pub fn is_busy(&self) -> bool {
-        let core = self.shared.core.lock();
-        let (sync, wanted) = (core.sync_now(), core.sync_wanted());
-        let spare = core.wants_spare().is_some();
-        drop(core);
-        let spare = spare && self.shared.control.has_spare();
-        let waits = !self.shared.control.orders.is_frozen() && (wanted.is_some() || spare);
-        sync.is_some() || waits || self.queue.is_busy()
+        let (common, control) = (&self.shared.common, &self.shared.control);
+        let takes_spare = common.missing().is_some() && common.takes_device();
+        let has_device = control.has_spare() || control.returning.lock().is_some();
+        let waits = common.wanted().is_some() || takes_spare && has_device;
+        let is_left = self.shared.chores.has_writes() || self.shared.chores.has_queues();
+        let orders = control.orders.pending();
+        self.sync.is_busy() || is_left || orders.has_any() || waits && !orders.frozen
     }
 
-    /// True if its queue may have completions.
-    pub fn is_ready(&mut self) -> bool {
-        matches!(self.queue.arm(), Readiness::Ready)
+    /// Tells subscribers of changes of the members.
+    fn tell(&mut self) {
+        let shared = &self.shared;
+        let told = self.told.look(seen(&self.shared), || shared.places());
+        let lag = self.shared.written.lock().lag;
+        shared.forget_old_names(!told.is_empty(), lag);
+        let events = &self.shared.control.events;
+        told.into_iter().for_each(|event| events.raise(event));
     }
 
-    /// More stripes, as many as the speed allows.
-    fn go_on(&mut self, now: Duration, orders: &PendingOrders) -> Duration {
-        let speeds = Speeds {
-            min_kib: orders.speed_min_kib,
-            max_kib: orders.speed_max_kib,
-        };
-        let most = self.pace.stripes(now, speeds);
-        let begun = self.queue.step(|core, _| core.sync_more(most));
-        self.pace.note_begun(begun);
-        let sync = self.shared.core.lock().sync_now();
-        if let Some(sync) = sync
-            && !self.pace.is_checkpoint_due(now, &sync)
-        {
-            return SLICE;
-        }
-        self.queue.step(|core, _| core.checkpoint());
-        SLICE
-    }
-
-    /// Follows the orders of users.
-    fn follow(&mut self, orders: &PendingOrders, now: Duration) {
-        for &place in &orders.fail {
-            self.queue.step(|core, owner| core.fail_place(place, owner));
-        }
-        if orders.stop {
-            self.queue.step(|core, _| core.stop_sync());
-        }
-        if let Some(place) = orders.replace {
-            self.take_spare(place);
-        }
-        if let Some(action) = orders.action {
-            let started = self
-                .queue
-                .step(|core, owner| core.start_sync(owner, action));
-            match started {
-                Ok(()) => self.pace.begin(now),
-                Err(e) => tracing::warn!("raid5: {e}"),
-            }
-        }
-    }
-
-    /// The spare that was added last becomes the member of a place.
-    fn take_spare(&mut self, place: usize) {
-        let shared = Arc::clone(&self.shared);
-        // The core is locked meanwhile, so whoever asks finds the spare in one of the lists.
-        let taken = self.queue.step(|core, owner| {
-            let mut spares = shared.control.spares.lock();
-            let usable = |s: &Member| s.is_spare() && !s.device.limits().read_only;
-            let Some(at) = spares.iter().rposition(usable) else {
-                return Ok(None);
-            };
-            let ability = spares[at].device.limits().into();
-            let superblock = spares[at].superblock.clone();
-            let slot = core.take_in(place, superblock, false, ability, owner)?;
-            let Member { device, name, .. } = spares.remove(at);
-            drop(spares);
-            let named = name.clone();
-            shared.set_device(slot, MemberDevice { device, name });
-            Ok::<_, Error>(Some(named))
+    /// Writes superblocks; returns the slots (a mask) that failed that.
+    fn write_superblocks(&self, errand: Errand, idle: &mut Idle<'_>) -> u64 {
+        let shared = &self.shared;
+        let mut disk = shared.disk.lock();
+        disk.apply(errand);
+        disk.set_corrected(|slot| shared.common.corrected(slot));
+        let before = disk.live();
+        let written = shared.try_writing(&mut disk, idle, |disk, idle| {
+            disk.write(errand, before, idle)
         });
-        match taken {
-            Ok(None) => {}
-            Ok(Some(name)) => tracing::info!("raid5: {name} becomes member {place}"),
-            // Another time.
-            Err(e) => {
-                tracing::debug!("raid5: {e}");
-                self.shared.control.orders.again(place);
-            }
+        shared.patience.will_go(disk.take_gone());
+        written.unwrap_or(before)
+    }
+
+    /// Sets the bits that queues wait for, all at once.
+    fn set_bits(&self, idle: &mut Idle<'_>) {
+        let shared = &self.shared;
+        let wanted = std::mem::take(&mut *shared.chores.bits.lock());
+        if wanted.is_empty() {
+            return;
         }
+        let stripes: Vec<u64> = wanted.iter().map(|(_, stripe)| *stripe).collect();
+        let mut disk = shared.disk.lock();
+        let failed =
+            shared.try_writing(&mut disk, idle, |disk, idle| disk.set_bits(&stripes, idle));
+        // Else batches see the stop that follows, and ask again.
+        if failed == Some(0) {
+            shared.common.bits_are_set(stripes);
+        }
+        let failed = failed.unwrap_or(disk.live());
+        drop(disk);
+        let answer = |(by, stripe)| (by, Mail::Intended { stripe, failed });
+        shared.post(&mut wanted.into_iter().map(answer).collect());
+    }
+}
+
+impl Shared {
+    /// Writes metadata, and tries that again. `None`: it isn't possible, or `idle` has ended it.
+    pub(super) fn try_writing<T>(
+        &self,
+        disk: &mut OnDisk,
+        idle: &mut Idle<'_>,
+        mut write: impl FnMut(&mut OnDisk, &mut Idle<'_>) -> Result<T, Error>,
+    ) -> Option<T> {
+        let ended = Cell::new(false);
+        let mut idle = || idle().inspect_err(|_| ended.set(true));
+        for _ in 0..TRIES {
+            match write(disk, &mut idle) {
+                Ok(done) => {
+                    *self.written.lock() = disk.written();
+                    return Some(done);
+                }
+                Err(error) => tracing::error!("{}: metadata: {error}", self.control.name),
+            }
+            if ended.get() {
+                break;
+            }
+            std::thread::sleep(PAUSE);
+        }
+        None
+    }
+}
+
+/// The members at this moment.
+pub(super) fn seen(shared: &Shared) -> Seen {
+    let common = &shared.common;
+    Seen {
+        failed: common.missing(),
+        broken: common.is_broken(),
+        rebuilding: common.recovered().map(|(place, _)| place),
+        takeovers: common.takeovers(),
+    }
+}
+
+impl Background for BackgroundWork {
+    fn step(&mut self) -> Due {
+        let now = self.shared.begin.elapsed();
+        self.work(now);
+        if let Some(whole) = self.take_whole() {
+            add_whole(&self.shared, whole);
+        }
+        let look = self.shared.chores.has_queues().then_some(LOOK);
+        let forgive = self.forgive_at.saturating_sub(self.shared.begin.elapsed());
+        let tick = self.shared.control.limit.map(|limit| limit / TICKS);
+        let left = self.leaves_some.then_some(LOOK_LEFT);
+        let naps = look.into_iter().chain(self.sync.nap(&self.shared, now));
+        let naps = naps.chain(tick).chain(left);
+        let nap = naps.chain([forgive]).min();
+        nap.map_or(Due::Never, |nap| Due::At(Instant::now() + nap))
+    }
+
+    fn arm(&mut self, poller: &Poller) -> io::Result<Due> {
+        if self.shared.chores.has_writes() {
+            return Ok(Due::Now);
+        }
+        self.sync.arm(poller)
+    }
+
+    fn woken(&mut self) {
+        self.sync.woken();
     }
 }
 
 impl Drop for BackgroundWork {
     fn drop(&mut self) {
-        if !std::thread::panicking() {
-            self.queue.step(|core, _| {
-                core.stop_sync();
-                core.set_background_queue(None);
-            });
+        // Nobody steps a core that has panicked.
+        if std::thread::panicking() {
+            return;
+        }
+        if let Some(queue) = self.sync.stop() {
+            self.shared.chores.finish(queue);
         }
     }
 }
-
-/// The work of an array's background thread.
-struct BackgroundTask {
-    background: BackgroundWork,
-    begin: Instant,
-    /// The poller has its queue's descriptor.
-    in_poller: bool,
-}
-
-impl Background for BackgroundTask {
-    fn step(&mut self) -> Due {
-        let nap = self.background.step(self.begin.elapsed());
-        if let Some(whole) = self.background.take_whole() {
-            add_whole(&self.background.shared, whole);
-        }
-        Due::At(Instant::now() + nap)
-    }
-
-    fn arm(&mut self, poller: &Poller) -> io::Result<Due> {
-        if !self.in_poller
-            && let Some(fd) = self.background.queue.wait_fd()
-        {
-            poller.add(fd, 1, false)?;
-            self.in_poller = true;
-        }
-        Ok(self.background.queue.arm().into())
-    }
-
-    fn woken(&mut self) {
-        self.background.queue.woken();
-    }
-}
-
-impl Raid5 {
-    /// From now on a thread looks after it, until it is closed.
-    pub fn keep(&self) -> Result<(), Error> {
-        let os = |e| Error::os("raid5: starting a thread", e);
-        let work = BackgroundTask {
-            background: BackgroundWork::new(self)?,
-            begin: Instant::now(),
-            in_poller: false,
-        };
-        let wait = &self.shared.control.wait;
-        let thread = BackgroundThread::start("pvblk-raid5", wait, Arc::new(SystemClock), work);
-        *self.thread.lock() = Some(thread.map_err(os)?);
-        Ok(())
-    }
-}
-
-/// The default speed.
-pub(super) const SPEED_MIN_KIB: u64 = 1000;
-/// The same: md's `sync_speed_min` and `sync_speed_max`.
-pub(super) const SPEED_MAX_KIB: u64 = 200_000;

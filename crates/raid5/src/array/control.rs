@@ -1,15 +1,14 @@
-//! [`Control`]: the parts of an array that orders and questions need, whichever core it has; and [`Parts`]: the questions that each core answers.
+//! [`Control`]: the parts of an array that orders and questions need; and [`Snapshot`]: an array at a moment.
 
 use super::manage::Orders;
 use super::returns::Away;
-use super::{
-    ArrayOptions, CoreKind, MemberNames, Origin, SpecParts, WritePath, limits_of, name_of,
-};
+use super::shared::Shared;
+use super::{ArrayOptions, MemberNames, Origin, SpecParts, limits_of, name_of};
 use crate::core::State;
-use crate::{Assembly, BitmapHeader, Geometry, Member, Superblock};
+use crate::{Assembly, Geometry, Member, Superblock};
 use parking_lot::Mutex;
 use pvblk_block::stacked::WaitEntry;
-use pvblk_block::{BlockDevice, Error, EventHub, Limits};
+use pvblk_block::{Error, EventHub, Limits};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,7 +31,6 @@ pub struct Control {
     pub(super) away: Mutex<Vec<Away>>,
     /// The device that comes back next, by the bitmap.
     pub(super) returning: Mutex<Option<Member>>,
-    pub(super) core: CoreKind,
     pub(super) origin: Mutex<Origin>,
     pub(super) orders: Orders,
     /// Of the background thread.
@@ -42,11 +40,7 @@ pub struct Control {
 
 impl Control {
     /// That of an array that is assembled; its spares are taken out.
-    pub(super) fn new(
-        assembly: &mut Assembly,
-        options: &ArrayOptions,
-        core: CoreKind,
-    ) -> Result<Control, Error> {
+    pub(super) fn new(assembly: &mut Assembly, options: &ArrayOptions) -> Result<Control, Error> {
         let incoming = assembly.incoming.iter().map(|i| &i.member);
         let all: Vec<&Member> = assembly.present().chain(incoming).collect();
         let limits: Vec<Limits> = all.iter().map(|m| m.device.limits()).collect();
@@ -64,7 +58,6 @@ impl Control {
             re_add: options.re_add,
             away: Mutex::default(),
             returning: Mutex::default(),
-            core,
             origin: Mutex::new(Origin {
                 devices,
                 ..Origin::default()
@@ -115,44 +108,11 @@ pub(super) fn spares_now(spares: &[Member]) -> Vec<SpareNow> {
     spares.iter().map(spare).collect()
 }
 
-/// Is given a question that tells whether I/O of an earlier membership is left at a device.
-pub type NoteQuiet<'a> = &'a mut dyn FnMut(&dyn Fn(&Away) -> bool);
-
-/// See the module's documentation.
-pub trait Parts: Send + Sync {
-    fn control(&self) -> &Control;
-
-    fn snapshot(&self) -> Snapshot;
-
-    /// The user's name of the member at each place; `None`: there is none, or it isn't recovered.
-    fn places(&self) -> Vec<Option<String>>;
-
-    /// The devices that it is made of now.
-    fn devices(&self) -> Vec<Arc<dyn BlockDevice>>;
-
-    /// The device of the member at a place.
-    fn device_at(&self, place: usize) -> Option<Arc<dyn BlockDevice>>;
-
-    /// The device of each place's data, and the sector where that begins; `None`: it is on no member that is whole.
-    fn homes(&self) -> Vec<Option<(Arc<dyn BlockDevice>, u64)>>;
-
-    /// The header of the write-intent bitmap, if there is one.
-    fn bitmap_header(&self) -> Option<BitmapHeader>;
-
-    /// Calls for a question that tells whether I/O of an earlier membership is left at a device.
-    fn note_quiet(&self, note: NoteQuiet<'_>);
-
-    /// The number of stripes is in its bounds.
-    fn set_stripes(&self, stripes: usize) -> Result<(), Error>;
-
-    fn set_write_path(&self, path: WritePath) -> Result<(), Error>;
-}
-
-impl dyn Parts + '_ {
+impl Shared {
     /// Forgets names of devices that were members, once superblocks on disk (`lag`: not yet) don't name them any more. `changed`: the members
     /// aren't those of before.
     pub(super) fn forget_old_names(&self, changed: bool, lag: bool) {
-        let mut origin = self.control().origin.lock();
+        let mut origin = self.control.origin.lock();
         origin.stale |= changed;
         let due = origin.stale && !lag;
         drop(origin);
@@ -163,7 +123,7 @@ impl dyn Parts + '_ {
 
     /// Parts of the specification of the array in its present state.
     pub(super) fn spec_parts(&self) -> SpecParts {
-        let control = self.control();
+        let control = &self.control;
         // Locked before the snapshot, so that names of an older one don't replace those of a newer one.
         let mut origin = control.origin.lock();
         let now = self.snapshot();
@@ -201,13 +161,12 @@ impl dyn Parts + '_ {
             write_path: now.state.path,
             member_timeout: control.limit,
             re_add: control.re_add,
-            core: control.core,
         }
     }
 
     /// The specification that starts the array in its present state.
     pub(super) fn spec(&self) -> String {
-        self.control().names.spec(&self.spec_parts())
+        self.control.names.spec(&self.spec_parts())
     }
 }
 

@@ -1,6 +1,6 @@
 //! Extents of an array that hold data, from those of its members.
 
-use super::control::Parts;
+use super::shared::Shared;
 use pvblk_block::{BlockDevice, Error, Extent, ExtentKind};
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ struct ReportedExtents {
     at: usize,
 }
 
-impl dyn Parts + '_ {
+impl Shared {
     /// Appends extents that cover the range in order. A block that is on no member, and so has to be
     /// computed, counts as data.
     pub(super) fn find_extents(
@@ -30,7 +30,7 @@ impl dyn Parts + '_ {
         let mut members = self.reported();
         let first = out.len();
         let end = sector + sectors;
-        for piece in self.control().geometry.pieces(sector, sectors) {
+        for piece in self.control.geometry.pieces(sector, sectors) {
             let (at, len) = (piece.array_sector, piece.sectors);
             let Some(member) = &mut members[piece.place.member] else {
                 Extent::push(out, first, at, at + len, ExtentKind::Data);

@@ -1,8 +1,9 @@
 //! The state of an array that serves, and orders to it.
 
 use super::ask::{Detail, Question};
-use super::background::{SPEED_MAX_KIB, SPEED_MIN_KIB};
-use super::control::Parts;
+use super::device::Raid5;
+use super::pace::{SPEED_MAX_KIB, SPEED_MIN_KIB};
+use super::shared::Shared;
 use super::{ReAdded, check_stripes};
 use crate::core::{Action, MemberNow, WritePath};
 use crate::spare::make_spare;
@@ -164,27 +165,17 @@ impl Orders {
         taken
     }
 
-    /// Nothing begins by itself.
-    pub fn is_frozen(&self) -> bool {
-        self.0.lock().frozen
-    }
-
-    /// A replacement could not be begun yet.
-    pub fn again(&self, place: usize) {
-        self.0.lock().replace.get_or_insert(place);
-    }
-
     /// These members could not be thrown out yet.
     pub fn fail_again(&self, places: &[usize]) {
         self.0.lock().fail.extend(places);
     }
 }
 
-impl dyn Parts + '_ {
-    /// See [`ManagedArray::state`].
+impl Shared {
+    /// See [`Raid5::state`].
     pub(super) fn state(&self) -> ArrayState {
         let now = self.snapshot();
-        let control = self.control();
+        let control = &self.control;
         let member = |m: &MemberNow| ArrayMember {
             name: now.name(m.slot).unwrap_or_default(),
             number: m.number,
@@ -246,7 +237,7 @@ impl dyn Parts + '_ {
         }
     }
 
-    /// As [`ManagedArray::add`].
+    /// As [`Raid5::add`].
     pub(super) fn add(
         &self,
         name: &str,
@@ -254,7 +245,7 @@ impl dyn Parts + '_ {
         force: bool,
         idle: &mut Idle<'_>,
     ) -> Result<(), Error> {
-        let control = self.control();
+        let control = &self.control;
         let _one = control.adding.lock();
         self.refuse_if_busy(name, device)?;
         let state = self.state();
@@ -290,15 +281,15 @@ impl dyn Parts + '_ {
         Ok(())
     }
 
-    /// As [`ManagedArray::remove`].
+    /// As [`Raid5::remove`].
     pub(super) fn remove(&self, name: &str) -> Result<(), Error> {
-        let mut spares = self.control().spares.lock();
+        let mut spares = self.control.spares.lock();
         let Some(at) = spares.iter().position(|s| s.name == name) else {
             return Err(Error::config(format!(
                 "{name} is no spare of the array; a member has to fail first, and is gone then"
             )));
         };
-        if self.control().arriving.lock().as_deref() == Some(name) {
+        if self.control.arriving.lock().as_deref() == Some(name) {
             return Err(Error::config(format!(
                 "{name} becomes a member just now: wait for that, and let it fail"
             )));
@@ -307,7 +298,7 @@ impl dyn Parts + '_ {
         Ok(())
     }
 
-    /// As [`ManagedArray::fail`].
+    /// As [`Raid5::fail`].
     pub(super) fn fail(&self, place: usize) -> Result<(), Error> {
         let state = self.state();
         self.check_place(place)?;
@@ -329,7 +320,7 @@ impl dyn Parts + '_ {
         Ok(())
     }
 
-    /// As [`ManagedArray::replace`].
+    /// As [`Raid5::replace`].
     pub(super) fn replace(&self, place: usize) -> Result<(), Error> {
         self.check_place(place)?;
         let state = self.state();
@@ -343,14 +334,14 @@ impl dyn Parts + '_ {
                 "a member is missing, which comes first: a spare takes its place",
             ));
         }
-        if !self.control().has_spare() {
+        if !self.control.has_spare() {
             return Err(Error::config("there is no spare; add one first"));
         }
         self.order(|orders| orders.replace = Some(place));
         Ok(())
     }
 
-    /// As [`ManagedArray::sync`].
+    /// As [`Raid5::sync`].
     pub(super) fn sync(&self, action: Option<SyncAction>) -> Result<(), Error> {
         let state = self.state();
         match action {
@@ -378,7 +369,7 @@ impl dyn Parts + '_ {
         Ok(())
     }
 
-    /// As [`ManagedArray::freeze`].
+    /// As [`Raid5::freeze`].
     pub(super) fn freeze(&self, frozen: bool) {
         self.order(|orders| {
             orders.frozen = frozen;
@@ -386,7 +377,7 @@ impl dyn Parts + '_ {
         });
     }
 
-    /// As [`ManagedArray::set_speed`].
+    /// As [`Raid5::set_speed`].
     pub(super) fn set_speed(&self, min_kib: u64, max_kib: u64) -> Result<(), Error> {
         if min_kib == 0 || max_kib < min_kib {
             return Err(Error::config(format!(
@@ -398,7 +389,7 @@ impl dyn Parts + '_ {
     }
 
     fn check_place(&self, place: usize) -> Result<(), Error> {
-        let members = self.control().geometry.members();
+        let members = self.control.geometry.members();
         match place < members {
             true => Ok(()),
             false => Err(Error::config(format!(
@@ -409,12 +400,12 @@ impl dyn Parts + '_ {
     }
 
     fn order(&self, change: impl FnOnce(&mut PendingOrders)) {
-        let control = self.control();
+        let control = &self.control;
         control.orders.change(change);
         control.wait.wake();
     }
 
-    /// As [`ManagedArray::re_add`].
+    /// As [`Raid5::re_add`].
     pub(super) fn re_add(
         &self,
         name: &str,
@@ -459,7 +450,7 @@ impl dyn Parts + '_ {
         let why = self.why_whole(place, &found);
         let fits = found.check(device.capacity_sectors());
         let why = match (why, fits) {
-            (None, Ok(geometry)) if geometry == self.control().geometry => None,
+            (None, Ok(geometry)) if geometry == self.control.geometry => None,
             (None, Ok(_)) => Some("its superblock has another shape".into()),
             (None, Err(e)) => Some(e.to_string()),
             (why, _) => why,
@@ -469,7 +460,7 @@ impl dyn Parts + '_ {
             self.add(name, device, false, idle)?;
             return Ok(ReAdded::Whole(why));
         }
-        let control = self.control();
+        let control = &self.control;
         control.origin.lock().devices.push(name.to_owned());
         let member = Member {
             device: Arc::clone(device),
@@ -482,97 +473,94 @@ impl dyn Parts + '_ {
     }
 }
 
-/// The state of an array that serves, and orders to it. Its background work follows them.
-pub trait ManagedArray {
-    #[doc(hidden)]
-    fn parts(&self) -> &dyn Parts;
-
+/// Orders and questions of users.
+impl Raid5 {
     /// The current state.
-    fn state(&self) -> ArrayState {
-        self.parts().state()
+    pub fn state(&self) -> ArrayState {
+        self.shared.state()
     }
 
     /// The user's name of the member at each place; `None`: there is none, or it isn't recovered.
-    fn places(&self) -> Vec<Option<String>> {
-        self.parts().places()
+    pub fn places(&self) -> Vec<Option<String>> {
+        self.shared.places()
     }
 
     /// The patterns by which the array was found, in the grammar of [`super::ArrayOptions::names`]; its specification keeps them.
-    fn found_in(&self, patterns: Vec<String>) {
-        self.parts().control().origin.lock().patterns = patterns;
+    pub fn found_in(&self, patterns: Vec<String>) {
+        self.shared.control.origin.lock().patterns = patterns;
     }
 
     /// The specification that starts the array in its present state.
-    fn spec(&self) -> String {
-        self.parts().spec()
+    pub fn spec(&self) -> String {
+        self.shared.spec()
     }
 
     /// Answers a question. Errors say in one line why an order can't be carried out, or what to do first.
-    fn answer(&self, question: &Question) -> Result<Detail, Error> {
-        self.parts().answer(question)
+    pub fn answer(&self, question: &Question) -> Result<Detail, Error> {
+        self.shared.answer(question)
     }
 
     /// Adds a device as a spare, which becomes a member as soon as one is missing. Its contents are lost;
     /// `force`: also if it belongs to another array.
-    fn add(
+    pub fn add(
         &self,
         name: &str,
         device: &Arc<dyn BlockDevice>,
         force: bool,
         idle: &mut Idle<'_>,
     ) -> Result<(), Error> {
-        self.parts().add(name, device, force, idle)
+        self.shared.add(name, device, force, idle)
     }
 
     /// Takes a device back that was a member: what it missed is written, if the write-intent bitmap tells. Otherwise it becomes a spare, which is rebuilt
     /// whole. Errors if it wasn't a member of this array, or its place has another device.
-    fn re_add(
+    pub fn re_add(
         &self,
         name: &str,
         device: &Arc<dyn BlockDevice>,
         idle: &mut Idle<'_>,
     ) -> Result<ReAdded, Error> {
-        self.parts().re_add(name, device, idle)
+        self.shared.re_add(name, device, idle)
     }
 
     /// Takes a spare away. Errors if no spare has this name.
-    fn remove(&self, name: &str) -> Result<(), Error> {
-        self.parts().remove(name)
+    pub fn remove(&self, name: &str) -> Result<(), Error> {
+        self.shared.remove(name)
     }
 
     /// Throws the member at a place out, as if it had failed. Errors if that would end the array.
-    fn fail(&self, place: usize) -> Result<(), Error> {
-        self.parts().fail(place)
+    pub fn fail(&self, place: usize) -> Result<(), Error> {
+        self.shared.fail(place)
     }
 
     /// Makes a spare the member of a place, while the member that is there goes on until then.
-    fn replace(&self, place: usize) -> Result<(), Error> {
-        self.parts().replace(place)
+    pub fn replace(&self, place: usize) -> Result<(), Error> {
+        self.shared.replace(place)
     }
 
     /// Begins a check or repair; `None` ends the action under way.
-    fn sync(&self, action: Option<SyncAction>) -> Result<(), Error> {
-        self.parts().sync(action)
+    pub fn sync(&self, action: Option<SyncAction>) -> Result<(), Error> {
+        self.shared.sync(action)
     }
 
     /// Sets whether recoveries and resyncs begin by themselves.
-    fn freeze(&self, frozen: bool) {
-        self.parts().freeze(frozen);
+    pub fn freeze(&self, frozen: bool) {
+        self.shared.freeze(frozen);
     }
 
     /// KiB a second of each member that rebuilds, resyncs and checks take: while others use the array, and at most.
-    fn set_speed(&self, min_kib: u64, max_kib: u64) -> Result<(), Error> {
-        self.parts().set_speed(min_kib, max_kib)
+    pub fn set_speed(&self, min_kib: u64, max_kib: u64) -> Result<(), Error> {
+        self.shared.set_speed(min_kib, max_kib)
     }
 
     /// Sets the path of writes from now on; waiting writes go on from where they are.
-    fn set_write_path(&self, path: WritePath) -> Result<(), Error> {
-        self.parts().set_write_path(path)
+    pub fn set_write_path(&self, path: WritePath) {
+        self.shared.set_write_path(path);
     }
 
     /// Sets the number of stripe heads, 8 to 32768. Heads in use are freed when they are not in use any more.
-    fn set_stripes(&self, stripes: usize) -> Result<(), Error> {
+    pub fn set_stripes(&self, stripes: usize) -> Result<(), Error> {
         check_stripes(stripes)?;
-        self.parts().set_stripes(stripes)
+        self.shared.set_stripes(stripes)
     }
 }

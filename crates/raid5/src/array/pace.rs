@@ -13,6 +13,11 @@ pub(super) struct Speeds {
     pub max_kib: u64,
 }
 
+/// The default speed.
+pub(super) const SPEED_MIN_KIB: u64 = 1000;
+/// The same: md's `sync_speed_min` and `sync_speed_max`.
+pub(super) const SPEED_MAX_KIB: u64 = 200_000;
+
 /// Interval at which superblocks are written with the progress, besides each sixteenth of it.
 const CHECKPOINT: Duration = Duration::from_secs(10);
 /// Time after the last request from which on the array counts as idle.

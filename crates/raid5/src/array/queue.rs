@@ -1,537 +1,380 @@
 //! One queue of an array.
 
-use super::away::LeftBehind;
-use super::bounce::{Bounced, Bounces};
-use super::lower::{arm_members, below, open_entries, open_member, remaps_to};
-use super::requests::{MemberRequest, MemberRequests};
-use super::{ArrayShared, MemberDevice, QueueEntries};
-use crate::core::{Core, MemberIo, Token, Work};
-use pvblk_block::planted::{Plant, has};
+use super::devices::AtSlot;
+use super::shared::{FLOOR, Shared, number, owner};
+use crate::array::lower::{arm_members, below, open_entries, open_member, remaps_to};
+use crate::array::requests::{MemberRequest, MemberRequests};
+use crate::core::{Mail, QueueCore, SyncEnd, SyncNow, Token, Work};
+use crate::words::Owner;
 use pvblk_block::stacked::{CompletionQueue, LowerQueue, finish_within};
 use pvblk_block::trace::{Phase, Tracer};
-use pvblk_block::{Completion, DeviceQueue, Error, Op, QueueContext, Readiness, Request, Status};
+use pvblk_block::{Completion, DeviceQueue, Error, QueueContext, Readiness, Request, Status};
 use pvblk_sys::Poller;
-use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Longest wait of a queue that is closed for its I/O at the members.
-const LAST_WAIT: Duration = Duration::from_secs(10);
+/// Longest wait of a queue that is closed for its I/O at the members. The background goes on with what is left.
+const LAST_WAIT: Duration = Duration::from_secs(1);
 
-/// Most bytes of memory that a queue keeps for later reads.
-const KEPT_BYTES: usize = 4 << 20;
-
+/// A queue whose user is there.
 pub(super) struct ArrayQueue {
-    shared: Arc<ArrayShared>,
-    owner: usize,
-    completions: Arc<CompletionQueue<QueueEntries>>,
-    /// Queues to the members, by slot.
+    /// None once it is closed.
+    state: Option<QueueState>,
+}
+
+/// All of a queue. If it is dropped with work, others may have its words, and it theirs: so only [`QueueState::close`] gives its number away.
+pub(super) struct QueueState {
+    shared: Arc<Shared>,
+    me: Owner,
+    core: QueueCore,
+    mail: Arc<CompletionQueue<Vec<Mail>>>,
+    /// Queues to the members, by slot, and those for whom they are.
     members: Vec<Option<LowerQueue>>,
+    at_slots: Vec<Option<Arc<AtSlot>>>,
     /// Where their requests come from, by slot.
     remaps: Vec<Tracer>,
     /// For queues at devices that come later.
     below: QueueContext,
-    /// Changes of the devices that were seen.
-    changes: u64,
-    /// A device went, and has requests in flight.
-    closing: bool,
+    /// The members that `members` follows, by their number. A device that went has I/O in flight, or one that came couldn't be opened: they are
+    /// looked at again.
+    followed: Option<u64>,
+    is_settled: bool,
     requests: MemberRequests,
-    /// Memory of reads, if members have a time limit.
-    bounces: Option<Bounces>,
-    /// Reads in flight that go there, with their slots, by tag.
-    bounced: Vec<Option<(usize, Bounced)>>,
-    ios: Vec<MemberIo>,
-    /// Requests that were just made of them.
     made: Vec<MemberRequest>,
-    done: Vec<Completion>,
     ended: Vec<(Token, bool)>,
-    /// Empty lists to hand to the core for those that it filled.
-    told_ios: Vec<MemberIo>,
-    told_done: Vec<(usize, Completion)>,
-    /// Owners that have something to look at.
-    others: Vec<usize>,
-    /// Completions of members that were just polled.
     polled: Vec<Completion>,
-    /// Computations to do.
+    /// Calculations that are being done.
     works: Vec<Work>,
     poller: Poller,
     tracer: Tracer,
 }
 
 impl ArrayQueue {
-    pub(super) fn open(
-        shared: &Arc<ArrayShared>,
-        context: &QueueContext,
-        floor: String,
-    ) -> Result<ArrayQueue, Error> {
-        let tracer = context
-            .tracing
-            .tracer(&floor, context.index, context.submitter);
+    pub(super) fn open(shared: &Arc<Shared>, context: &QueueContext) -> Result<ArrayQueue, Error> {
+        let mut state = QueueState::open(shared, context)?;
+        match state.follow_members() {
+            Ok(()) => Ok(ArrayQueue { state: Some(state) }),
+            Err(error) => {
+                state.close();
+                Err(error)
+            }
+        }
+    }
+
+    fn state(&mut self) -> &mut QueueState {
+        self.state
+            .as_mut()
+            .expect("it has its state until it is dropped")
+    }
+}
+
+impl QueueState {
+    /// Queues at the members are opened later: where that isn't possible, I/O fails.
+    pub(super) fn open(shared: &Arc<Shared>, context: &QueueContext) -> Result<QueueState, Error> {
+        let tracing = &context.tracing;
+        let tracer = tracing.tracer(FLOOR, context.index, context.submitter);
         // Members don't know where their requests come from: `remaps` has that.
         let below = below(context);
-        let (completions, poller) = open_entries()?;
-        let owner = shared.queues.open(&completions);
-        let mut queue = ArrayQueue {
+        let (mail, poller) = open_entries()?;
+        let number = shared.queues.open(&mail);
+        let too_many = || Error::config("raid5: more queues than there is room for");
+        let core = owner(number).ok_or_else(too_many);
+        let core = core.and_then(|me| Ok((me, QueueCore::open(&shared.common, me)?)));
+        let (me, core) = core.inspect_err(|_| shared.queues.close(number))?;
+        Ok(QueueState {
             shared: Arc::clone(shared),
-            owner,
-            completions,
+            me,
+            core,
+            mail,
             members: Vec::new(),
+            at_slots: Vec::new(),
             remaps: Vec::new(),
             below,
-            changes: u64::MAX,
-            closing: false,
+            followed: None,
+            is_settled: false,
             requests: MemberRequests::default(),
-            bounces: shared.control.limit.map(|_| Bounces::new(KEPT_BYTES)),
-            bounced: Vec::new(),
-            ios: Vec::new(),
             made: Vec::new(),
-            done: Vec::new(),
             ended: Vec::new(),
-            told_ios: Vec::new(),
-            told_done: Vec::new(),
-            others: Vec::new(),
             polled: Vec::new(),
             works: Vec::new(),
             poller,
             tracer,
-        };
-        // On an error it says good-bye in order.
-        queue.follow_devices()?;
-        Ok(queue)
+        })
     }
 
-    /// Opens queues of devices that came, and closes those of devices that went.
-    fn follow_devices(&mut self) -> Result<(), Error> {
-        let shared = Arc::clone(&self.shared);
-        let changes = shared.changes.load(Ordering::Acquire);
-        if changes == self.changes && !self.closing {
+    /// Opens queues at devices that came, and closes those at devices that went and at which nothing is left.
+    pub(super) fn follow_members(&mut self) -> Result<(), Error> {
+        let number = self.core.members_number();
+        let is_new = self.followed != Some(number);
+        if !is_new && self.is_settled {
             return Ok(());
         }
-        let devices = shared.devices.lock().clone();
-        self.closing = false;
-        let mut opened = Ok(());
-        for (slot, device) in devices.iter().enumerate() {
-            if self.members.len() <= slot {
-                self.members.push(None);
-            }
-            if let Some(lower) = &self.members[slot] {
-                let same = |d: &MemberDevice| Arc::ptr_eq(&d.device, lower.device());
-                if device.as_ref().is_some_and(same) {
-                    continue;
-                }
-                // A slot gets another device only when nothing of the old one is in flight.
-                match lower.is_idle() || self.leave_behind(slot) {
-                    true => self.members[slot] = None,
-                    false => self.closing = true,
-                }
-            }
-            if let (None, Some(device)) = (&self.members[slot], device) {
-                self.remaps.resize_with(devices.len(), Tracer::default);
-                self.remaps[slot] = remaps_to(device, &self.below, &self.tracer);
-                match open_member(device, &self.below) {
-                    Ok(lower) => self.members[slot] = Some(lower),
-                    Err(e) => opened = Err(e),
-                }
-            }
+        self.followed = Some(number);
+        if is_new {
+            // Devices that went are to be forgotten, and a spare may take a place.
+            self.shared.chores.wake();
         }
-        opened?;
-        self.changes = changes;
-        Ok(())
-    }
-
-    /// Leaves a device that was kicked to the background thread, with its abandoned I/O; this queue may not be polled again. False if something at the
-    /// device is waited for.
-    fn leave_behind(&mut self, slot: usize) -> bool {
-        let core = self.shared.core.lock();
-        let mut parts = HashMap::new();
-        for tag in 0..self.requests.tags() {
-            let Some(first) = self.requests.tokens(tag).next() else {
+        let (known, live) = self.core.devices();
+        let mut is_settled = true;
+        let slots = self.members.len().max(known.len());
+        self.members.resize_with(slots, || None);
+        self.at_slots.resize_with(slots, || None);
+        self.remaps.resize_with(slots, Tracer::default);
+        let mut opened = Ok(());
+        for (slot, known) in known.iter().enumerate() {
+            if self.at_slots[slot].is_some() && !self.core.uses(slot) {
+                if let Some(mut lower) = self.members[slot].take() {
+                    // Its descriptor may stay open, if requests are left there.
+                    lower.leave_poller(&self.poller);
+                }
+                self.at_slots[slot] = None;
+            }
+            let is_live = live & 1 << slot != 0;
+            is_settled &= is_live || self.at_slots[slot].is_none();
+            if !is_live || self.members[slot].is_some() {
+                continue;
+            }
+            // None: it has failed meanwhile, and the core will learn of that.
+            let Some(device) = self.shared.devices.get(slot, known) else {
                 continue;
             };
-            match core.place_of(first) {
-                (at, _) if at != slot => {}
-                (_, false) => return false,
-                (_, true) => {
-                    parts.insert(tag as u64, self.requests.tokens(tag).collect());
+            let opened_device = device.opened();
+            match open_member(&opened_device, &self.below) {
+                Ok(lower) => {
+                    self.members[slot] = Some(lower);
+                    self.remaps[slot] = remaps_to(&opened_device, &self.below, &self.tracer);
+                }
+                Err(error) => (opened, is_settled) = (Err(error), false),
+            }
+            // Also without a queue there: this queue counts on the slot.
+            self.at_slots[slot] = Some(device);
+        }
+        self.is_settled = is_settled;
+        opened
+    }
+
+    /// Closes a queue that is idle.
+    pub(super) fn close(self) {
+        self.shared.post(&mut self.core.close());
+        self.shared.queues.close(number(self.me));
+    }
+
+    fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
+        let issued = batch.iter().map(|request| &**request);
+        self.tracer.requests(Phase::Issue, issued);
+        let core = &mut self.core;
+        batch.drain(..).for_each(|request| core.submit(request));
+        self.run();
+    }
+
+    /// Takes mail and completions of the members, and goes on with them; false if there were none.
+    pub(super) fn progress(&mut self) -> bool {
+        self.mail.wait().finish_wait();
+        let core = &mut self.core;
+        let mut any = self
+            .mail
+            .collect(|mail| mail.drain(..).for_each(|mail| core.receive(mail)));
+        for lower in self.members.iter_mut().flatten() {
+            if lower.poll(&mut self.polled) == 0 {
+                continue;
+            }
+            for completion in self.polled.drain(..) {
+                let ok = completion.status == Status::Ok;
+                let again = self.requests.end(completion.request, ok, &mut self.ended);
+                again.into_iter().for_each(|one| lower.push(one));
+            }
+            lower.submit();
+        }
+        any |= !self.ended.is_empty();
+        if any {
+            self.run();
+        }
+        any
+    }
+
+    /// Goes on as far as possible without the queue's user; false if nothing was done.
+    pub(super) fn go_on(&mut self) -> bool {
+        self.progress() || self.expect_nothing()
+    }
+
+    /// The queue's user waits: writes that wait for more from it do so in vain, and go on. False if there are none.
+    fn expect_nothing(&mut self) -> bool {
+        let waits = self.core.waits_in_vain();
+        if waits {
+            self.step(QueueCore::expect_nothing);
+        }
+        waits
+    }
+
+    /// Steps the core until it waits, and passes its results on.
+    fn run(&mut self) {
+        loop {
+            let core = &mut self.core;
+            for (token, ok) in self.ended.drain(..) {
+                core.ended(token, ok);
+            }
+            loop {
+                while core.step() {}
+                if core.works.is_empty() {
+                    break;
+                }
+                // Swapped, so that both keep their memory.
+                std::mem::swap(&mut core.works, &mut self.works);
+                for mut work in self.works.drain(..) {
+                    work.run();
+                    core.worked(work);
                 }
             }
-        }
-        drop(core);
-        let Some(lower) = self.members[slot].take() else {
-            return true;
-        };
-        for tag in parts.keys().map(|tag| *tag as usize) {
-            self.requests.leave(tag);
-            if let Some(bounced) = self.bounced.get_mut(tag) {
-                *bounced = None;
+            if let Err(error) = self.follow_members() {
+                // Its I/O fails, and so it is kicked.
+                tracing::error!("{}: {error}", self.shared.control.name);
+            }
+            let (core, members) = (&mut self.core, &self.members);
+            let limits = |slot: usize| Some(*members.get(slot)?.as_ref()?.limits());
+            self.requests.make(&mut core.ios, limits, &mut self.made);
+            for MemberRequest {
+                slot,
+                request,
+                cause,
+            } in self.made.drain(..)
+            {
+                if let (Some(cause), Some(remaps)) = (cause, self.remaps.get_mut(slot)) {
+                    remaps.remapped(&request, cause);
+                }
+                match &mut self.members[slot] {
+                    Some(lower) => lower.push(request),
+                    None => {
+                        self.requests.end(request, false, &mut self.ended);
+                    }
+                }
+            }
+            if self.ended.is_empty() {
+                break;
             }
         }
-        let left = LeftBehind::new(lower, parts);
-        self.shared.left_behind.lock().push(left);
-        true
-    }
-
-    /// Steps the core, and passes its results on.
-    pub(super) fn step<T>(&mut self, f: impl FnOnce(&mut Core, usize) -> T) -> T {
-        let value = self.step_once(f);
-        self.settle();
-        value
-    }
-
-    /// Does the computations that aren't delayed. Those for other queues never are: a queue without
-    /// requests in flight isn't polled.
-    fn settle(&mut self) {
-        let lazy =
-            |q: &ArrayQueue| q.shared.lazy && q.works.iter().all(|work| work.runner == q.owner);
-        while !self.works.is_empty() && !lazy(self) {
-            self.do_works();
-        }
-    }
-
-    /// Does computations without the core's lock, and gives the results to the core.
-    fn do_works(&mut self) {
-        let mut works = std::mem::take(&mut self.works);
-        works.iter_mut().for_each(Work::run);
-        self.step_once(|core, _| works.drain(..).for_each(|w| core.worked(w)));
-        if self.works.is_empty() {
-            self.works = works;
-        }
-    }
-
-    fn step_once<T>(&mut self, f: impl FnOnce(&mut Core, usize) -> T) -> T {
-        let shared = Arc::clone(&self.shared);
-        let mut core = shared.core.lock();
-        let value = f(&mut core, self.owner);
-        core.unplug();
-        // Swapped, so that all of them keep their memory.
-        let mut ios = std::mem::replace(&mut core.ios, std::mem::take(&mut self.told_ios));
-        let mut done = std::mem::replace(&mut core.done, std::mem::take(&mut self.told_done));
-        self.works.append(&mut core.works);
-        let (gone, kicked) = (core.take_gone(), core.take_kicked());
-        let waiters = core.waits_for();
-        shared.waiting.store(!waiters.is_empty(), Ordering::Relaxed);
-        // The core is locked meanwhile: another queue may give the slot to another device.
-        let gone = shared.forget(gone, kicked);
-        drop(core);
-        if !gone.is_empty() {
-            // Idle queues are woken too: as long as one has a device open, no other program can
-            // have it.
-            shared.queues.for_each(|_, queue| queue.wait().notify());
-            drop(gone);
-        }
-        let me = self.owner;
-        // They may sleep, since something was being written when they looked.
-        self.others.extend(waiters);
-        self.others.extend(ios.iter().map(|io| io.runner));
-        self.others.extend(done.iter().map(|d| d.0));
-        self.others.extend(self.works.iter().map(|w| w.runner));
-        self.others.retain(|other| *other != me);
-        let works = &mut self.works;
-        shared
-            .queues
-            .post(&mut self.others, |other, queue, entries| {
-                entries
-                    .ios
-                    .extend(ios.extract_if(.., |io| io.runner == other));
-                let theirs = done.extract_if(.., |d| d.0 == other);
-                entries.done.extend(theirs.map(|d| d.1));
-                // A calculation is sooner done here if the other queue sleeps.
-                if !queue.wait().is_sleeping() {
-                    let theirs = works.extract_if(.., |w| w.runner == other);
-                    entries.works.extend(theirs);
-                }
-            });
-        // I/O for a queue that is gone goes here too: only an array that has failed has such I/O.
-        self.ios.extend(ios.drain(..).filter(|io| io.runner == me));
-        self.done
-            .extend(done.drain(..).filter(|d| d.0 == me).map(|d| d.1));
-        self.told_ios = ios;
-        self.told_done = done;
-        self.issue();
-        value
-    }
-
-    /// Gives member I/O to the members; adjacent I/O goes as one request.
-    fn issue(&mut self) {
-        if self.ios.is_empty() {
-            return;
-        }
-        if let Err(e) = self.follow_devices() {
-            // Its I/O fails, and so it is kicked.
-            tracing::error!("raid5: {e}");
-        }
-        let mut made = std::mem::take(&mut self.made);
-        let members = &self.members;
-        let limits = |slot: usize| Some(*members.get(slot)?.as_ref()?.limits());
-        self.requests.make(&mut self.ios, limits, &mut made);
-        for MemberRequest {
-            slot,
-            request,
-            cause,
-        } in made.drain(..)
-        {
-            self.trace(slot, &request, cause);
-            self.send(slot, request);
-        }
-        self.made = made;
         for lower in self.members.iter_mut().flatten() {
             lower.submit();
         }
+        let core = &mut self.core;
+        for errand in core.errands.drain(..) {
+            self.shared.chores.write_superblocks(self.me, errand);
+        }
+        self.shared.chores.set_bits(self.me, &mut core.intends);
+        self.shared.post(&mut core.mail);
     }
 
-    /// Says for which sector of the array a member's request is.
-    fn trace(&mut self, member: usize, request: &Request, cause: Option<u64>) {
-        if let (Some(cause), Some(remaps)) = (cause, self.remaps.get_mut(member)) {
-            remaps.remapped(request, cause);
-        }
+    /// True if there are requests to tell of. A queue without requests isn't polled, so none is told of while others wait for this queue.
+    fn has_done(&self) -> bool {
+        !self.core.done.is_empty() && !self.core.is_stopping()
     }
 
-    fn send(&mut self, member: usize, mut request: Box<Request>) {
-        if request.op == Op::Read
-            && !has(Plant::LateReadLands)
-            && let Some(bounces) = &mut self.bounces
-        {
-            let tag = request.tag as usize;
-            match bounces.bounce(&mut request) {
-                Ok(bounced) => {
-                    let tags = self.requests.tags();
-                    self.bounced.resize_with(tags, || None);
-                    self.bounced[tag] = Some((member, bounced));
-                }
-                Err(e) => {
-                    tracing::error!("{e}");
-                    self.release(member, request, false);
-                    return;
-                }
-            }
-        }
-        match self.members.get_mut(member).and_then(Option::as_mut) {
-            Some(lower) => lower.push(request),
-            None => {
-                self.unbounce(&mut request, false);
-                self.release(member, request, false);
-            }
-        }
+    /// Live slots at which it has no queue, as a mask.
+    pub(super) fn unopened(&self) -> u64 {
+        let (_, live) = self.core.devices();
+        let opened = self.members.iter().enumerate();
+        let opened = opened.filter_map(|(slot, lower)| lower.as_ref().map(|_| slot));
+        live & !opened.fold(0, |mask, slot| mask | 1 << slot)
     }
 
-    /// Gives a read its own memory back.
-    fn unbounce(&mut self, request: &mut Request, copy: bool) {
-        let bounced = self.bounced.get_mut(request.tag as usize);
-        if let (Some(bounces), Some((_, bounced))) =
-            (&mut self.bounces, bounced.and_then(Option::take))
-        {
-            bounces.restore(bounced, request, copy);
-        }
+    /// True if nobody counts on it any more.
+    pub(super) fn is_idle(&self) -> bool {
+        self.core.is_idle()
     }
 
-    /// Takes over what a member has read, if the array still waits for it.
-    fn take_over(&mut self, polled: &mut [Completion]) {
-        let waits = |tag: u64| self.bounced.get(tag as usize).is_some_and(Option::is_some);
-        if !polled.iter().any(|c| waits(c.request.tag)) {
-            return;
-        }
-        let mut live = Vec::with_capacity(polled.len());
-        {
-            let mut core = self.shared.core.lock();
-            for completion in polled.iter() {
-                let mut tokens = self.requests.tokens(completion.request.tag as usize);
-                // Those of one request are abandoned together.
-                live.push(match completion.status {
-                    Status::Ok => tokens.all(|token| core.claim(token)),
-                    _ => !tokens.any(|token| core.is_abandoned(token)),
-                });
-            }
-        }
-        for (completion, live) in polled.iter_mut().zip(live) {
-            let request = &mut completion.request;
-            if live {
-                self.unbounce(request, completion.status == Status::Ok);
-            } else if let Some(bounces) = &mut self.bounces
-                && let Some(bounced) = self.bounced.get_mut(request.tag as usize)
-                && let Some((_, bounced)) = bounced.take()
-            {
-                bounces.discard(bounced, request);
-                let abandoned = self.requests.take_tokens(request.tag as usize);
-                self.ended.extend(abandoned.map(|token| (token, false)));
-            }
+    /// Calls for the core, which is stepped then.
+    pub(super) fn step<T>(&mut self, call: impl FnOnce(&mut QueueCore) -> T) -> T {
+        let result = call(&mut self.core);
+        self.run();
+        result
+    }
+
+    /// True while a sweep of the bitmap goes on.
+    pub(super) fn is_sweeping(&self) -> bool {
+        self.core.is_sweeping()
+    }
+
+    /// The action of this queue that is under way.
+    pub(super) fn sync_now(&self) -> Option<SyncNow> {
+        self.core.sync_now()
+    }
+
+    pub(super) fn take_synced(&mut self) -> Option<SyncEnd> {
+        self.core.take_synced()
+    }
+
+    pub(super) fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.poller.as_fd()
+    }
+
+    pub(super) fn woken(&mut self) {
+        self.mail.wait().event().drain();
+        for lower in self.members.iter_mut().flatten() {
+            lower.woken();
         }
     }
 
-    /// A member's request has ended.
-    fn release(&mut self, member: usize, request: Box<Request>, ok: bool) {
-        let again = self.requests.end(request, ok, &mut self.ended);
-        if again.is_empty() {
-            return;
+    pub(super) fn arm(&mut self) -> Readiness {
+        let wait = self.mail.wait();
+        wait.prepare_to_wait();
+        if self.has_done() || wait.is_pending() || self.expect_nothing() {
+            return Readiness::Ready;
         }
-        again.into_iter().for_each(|one| self.send(member, one));
-        if let Some(Some(lower)) = self.members.get_mut(member) {
-            lower.submit();
+        let readiness = arm_members(&mut self.members, &self.poller);
+        match self.mail.wait().is_pending() {
+            true => Readiness::Ready,
+            false => readiness,
         }
-    }
-
-    /// Takes the completions, I/O and work that others left for this queue.
-    fn collect(&mut self) {
-        let (done, ios, works) = (&mut self.done, &mut self.ios, &mut self.works);
-        let any = self.completions.collect(|entries| {
-            done.append(&mut entries.done);
-            ios.append(&mut entries.ios);
-            works.append(&mut entries.works);
-        });
-        if any {
-            self.issue();
-        }
-    }
-
-    /// Takes completions of the members, and goes on with them; false if there were none.
-    pub(super) fn progress(&mut self) -> bool {
-        self.collect();
-        if self.bounces.is_some() && self.shared.changes.load(Ordering::Acquire) != self.changes {
-            // A device may have been kicked with I/O in flight. I/O to one that can't be opened returns the error.
-            let _ = self.follow_devices();
-        }
-        let mut polled = std::mem::take(&mut self.polled);
-        for at in 0..self.members.len() {
-            let Some(lower) = &mut self.members[at] else {
-                continue;
-            };
-            if lower.poll(&mut polled) == 0 {
-                continue;
-            }
-            if self.bounces.is_some() {
-                self.take_over(&mut polled);
-            }
-            for completion in polled.drain(..) {
-                let ok = completion.status == Status::Ok;
-                self.release(at, completion.request, ok);
-            }
-        }
-        self.polled = polled;
-        if self.closing {
-            let _ = self.follow_devices();
-        }
-        if !self.works.is_empty() {
-            self.do_works();
-            self.settle();
-            return true;
-        }
-        if self.ended.is_empty() {
-            return false;
-        }
-        let mut ended = std::mem::take(&mut self.ended);
-        self.step(|core, owner| {
-            for (token, ok) in ended.drain(..) {
-                core.ended(owner, token, ok);
-            }
-        });
-        // I/O that could not be given to a member has ended meanwhile.
-        ended.append(&mut self.ended);
-        self.ended = ended;
-        true
-    }
-
-    /// Its user waits: writes that wait for more from it do so in vain.
-    fn wait_no_longer(&mut self) {
-        // A change after this look wakes the queues that sleep.
-        if self.shared.waiting.load(Ordering::Relaxed) {
-            self.step(|core, owner| core.expect_nothing(owner));
-        }
-    }
-
-    pub(super) fn is_busy(&self) -> bool {
-        if !self.works.is_empty() {
-            return true;
-        }
-        let idle = self.members.iter().flatten().all(LowerQueue::is_idle);
-        let core = self.shared.core.lock();
-        // I/O that was abandoned is no work of anybody.
-        let mut tokens = (0..self.requests.tags()).flat_map(|tag| self.requests.tokens(tag));
-        let waits =
-            !idle && (!self.ended.is_empty() || tokens.any(|token| !core.is_abandoned(token)));
-        waits || core.has_active(self.owner)
     }
 }
 
 impl DeviceQueue for ArrayQueue {
     fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
-        self.tracer
-            .requests(Phase::Issue, batch.iter().map(|r| &**r));
-        self.step(|core, owner| {
-            for request in batch.drain(..) {
-                core.submit(owner, request);
-            }
-        });
+        self.state().submit(batch);
     }
 
     fn poll(&mut self, out: &mut Vec<Completion>) {
-        self.completions.wait().finish_wait();
-        if !self.progress() && self.done.is_empty() {
-            self.wait_no_longer();
+        let state = self.state();
+        if !state.progress() && state.core.done.is_empty() {
+            state.expect_nothing();
         }
-        out.append(&mut self.done);
+        if state.has_done() {
+            out.append(&mut state.core.done);
+        }
     }
 
     fn arm(&mut self) -> Readiness {
-        let ready = |q: &ArrayQueue| {
-            !q.done.is_empty()
-                || !q.ended.is_empty()
-                || !q.works.is_empty()
-                || q.completions.wait().is_pending()
-        };
-        self.completions.wait().prepare_to_wait();
-        if ready(self) {
-            return Readiness::Ready;
-        }
-        self.wait_no_longer();
-        if ready(self) {
-            return Readiness::Ready;
-        }
-        let readiness = arm_members(&mut self.members, &self.poller);
-        match ready(self) {
-            true => Readiness::Ready,
-            false => readiness,
-        }
+        self.state().arm()
     }
 
     fn woken(&mut self) {
-        self.completions.wait().event().drain();
-        for lower in self.members.iter_mut().flatten() {
-            lower.woken();
-        }
-        if self.shared.changes.load(Ordering::Acquire) != self.changes
-            && let Err(e) = self.follow_devices()
-        {
-            // Later I/O to the device returns the error.
-            tracing::debug!("raid5: {e}");
+        let state = self.state();
+        state.woken();
+        if state.is_idle() {
+            // Nobody polls it, and a device that went is to be closed.
+            state.progress();
+            // The mail that tells of it may not be there yet.
+            state.step(QueueCore::look_again);
         }
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.poller.as_fd())
+        Some(self.state.as_ref()?.wait_fd())
     }
 }
 
 impl Drop for ArrayQueue {
-    /// Others may wait for stripes that this queue runs: it lets them end.
+    /// Others may wait for stripes that this queue owns: they are finished here, or by the background.
     fn drop(&mut self) {
-        let finished = finish_within(LAST_WAIT, || {
-            if !self.is_busy() {
-                return None;
-            }
-            let any = self.progress();
-            if !any {
-                self.wait_no_longer();
-            }
-            Some(any)
-        });
-        if !finished {
-            tracing::error!(
-                "{}: a queue went away with work at its members: the array stops",
-                self.shared.control.name
-            );
-            self.step(|core, _| core.give_up());
+        let Some(mut state) = self.state.take() else {
+            return;
+        };
+        let is_over = finish_within(LAST_WAIT, || (!state.is_idle()).then(|| state.go_on()));
+        if !is_over {
+            let shared = Arc::clone(&state.shared);
+            shared.chores.finish(state);
+        } else if state.is_idle() {
+            state.close();
         }
-        self.shared.queues.close(self.owner);
     }
 }

@@ -138,25 +138,4 @@ impl MemberRequests {
         };
         parts.into_iter().map(one).collect()
     }
-
-    /// The number of tags, of which some are free.
-    pub fn tags(&self) -> usize {
-        self.parts.len()
-    }
-
-    /// I/Os of a request; none if its tag is free, or they were taken out.
-    pub fn tokens(&self, tag: usize) -> impl Iterator<Item = Token> {
-        self.parts[tag].iter().map(|part| part.token)
-    }
-
-    /// Takes the I/Os of a request that is in flight out: its end is nobody's any more.
-    pub fn take_tokens(&mut self, tag: usize) -> impl Iterator<Item = Token> {
-        self.parts[tag].drain(..).map(|part| part.token)
-    }
-
-    /// Somebody else has the request and awaits its end.
-    pub fn leave(&mut self, tag: usize) {
-        self.parts[tag].clear();
-        self.free_tags.push(tag);
-    }
 }

@@ -1,7 +1,7 @@
-//! Devices that were members, and how they come back, whichever core the array has. docs/decisions/0033-members-that-stall.md has the rules.
+//! Devices that were members, and how they come back. docs/decisions/0033-members-that-stall.md has the rules.
 
 use super::MemberDevice;
-use super::control::Parts;
+use super::shared::Shared;
 use crate::{Member, Policy, Role, SUPER_BYTES, SUPER_SECTOR, Superblock, sleepy};
 use pvblk_block::planted::{Plant, has};
 use pvblk_block::stacked::LowerQueue;
@@ -27,7 +27,6 @@ pub enum ReAdded {
 
 /// A device that isn't a member any more.
 pub struct Gone {
-    pub(super) slot: usize,
     pub(super) device: MemberDevice,
     /// As it was, or was about to be.
     pub(super) superblock: Superblock,
@@ -37,8 +36,6 @@ pub struct Gone {
 
 /// A device that was a member.
 pub struct Away {
-    /// Its slot, while it isn't `quiet`.
-    pub(super) slot: usize,
     name: String,
     place: usize,
     /// As its superblock was, or was about to be.
@@ -88,14 +85,14 @@ fn is_the_same(was: &Superblock, found: &Superblock) -> bool {
 
 impl Returns {
     /// Looks after devices that were members. One that is to come back now is [`super::control::Control`]'s `returning`.
-    pub fn step(&mut self, parts: &dyn Parts, now: Duration, places: Places) {
-        let control = parts.control();
+    pub fn step(&mut self, shared: &Shared, now: Duration, places: Places) {
+        let control = &shared.control;
         if control.away.lock().is_empty() && control.returning.lock().is_none() {
             return;
         }
-        parts.observe();
+        shared.observe();
         if let Some(place) = places.incoming {
-            parts.let_go_of(place);
+            shared.let_go_of(place);
         }
         let Some(wanted) = places.wants else {
             // Another device has the place, or is about to.
@@ -104,17 +101,17 @@ impl Returns {
             return;
         };
         if !places.frozen && control.returning.lock().is_none() {
-            self.look(parts, now, wanted);
+            self.look(shared, now, wanted);
         }
     }
 
     /// Looks whether the device that was kicked from a place can come back.
-    fn look(&mut self, parts: &dyn Parts, now: Duration, wanted: usize) {
+    fn look(&mut self, shared: &Shared, now: Duration, wanted: usize) {
         if let Some(found) = self.looking.as_mut().and_then(Looking::poll) {
             let Some(looking) = self.looking.take() else {
                 return;
             };
-            if let Err(e) = self.judge(parts, &looking.name, found) {
+            if let Err(e) = self.judge(shared, &looking.name, found) {
                 tracing::warn!("raid5: {} is not taken back: {e}", looking.name);
             }
             return;
@@ -122,7 +119,7 @@ impl Returns {
         if self.looking.is_some() || now < self.at {
             return;
         }
-        let away = parts.control().away.lock();
+        let away = shared.control.away.lock();
         let next = away
             .iter()
             .filter(|a| a.place == wanted && (a.quiet || has(Plant::LateWriteIsCurrent)))
@@ -132,7 +129,7 @@ impl Returns {
             return;
         };
         let doublings = self.tries.min(MOST_DOUBLINGS);
-        let first = match parts.control().limit {
+        let first = match shared.control.limit {
             Some(limit) => limit.min(FIRST_WAIT),
             None => FIRST_WAIT,
         };
@@ -147,12 +144,12 @@ impl Returns {
     /// A device comes back by itself, if its superblock is the one that it had.
     fn judge(
         &mut self,
-        parts: &dyn Parts,
+        shared: &Shared,
         name: &str,
         found: Result<Superblock, Error>,
     ) -> Result<(), Error> {
         let found = found?;
-        let mut away = parts.control().away.lock();
+        let mut away = shared.control.away.lock();
         let is_it = |a: &&mut Away| a.name == name && a.held.is_some();
         let is_quiet = |a: &&mut Away| a.quiet || has(Plant::LateWriteIsCurrent);
         let Some(one) = away.iter_mut().filter(is_quiet).find(is_it) else {
@@ -167,8 +164,8 @@ impl Returns {
         let (place, device) = (one.place, one.held.clone());
         drop(away);
         let Some(device) = device else { return Ok(()) };
-        match parts.why_whole(place, &found) {
-            None => parts.bring_back(
+        match shared.why_whole(place, &found) {
+            None => shared.bring_back(
                 place,
                 Member {
                     device,
@@ -177,9 +174,9 @@ impl Returns {
                 },
             ),
             Some(why) => {
-                parts.raise_back(place, name);
+                shared.raise_back(place, name);
                 tracing::warn!("raid5: {name} is back and is rebuilt whole: {why}");
-                parts.let_go_of(place);
+                shared.let_go_of(place);
                 self.whole = Some((name.to_owned(), device));
             }
         }
@@ -198,17 +195,13 @@ impl Returns {
 }
 
 /// Adds a device that came back, on a thread of its own: the device may stall again.
-pub(super) fn add_whole<P: Parts + 'static>(
-    shared: &Arc<P>,
-    (name, device): (String, Arc<dyn BlockDevice>),
-) {
+pub(super) fn add_whole(shared: &Arc<Shared>, (name, device): (String, Arc<dyn BlockDevice>)) {
     let shared = Arc::downgrade(shared);
     let add = move || {
         let Some(shared) = shared.upgrade() else {
             return;
         };
-        let parts: &dyn Parts = &*shared;
-        if let Err(e) = parts.add(&name, &device, false, &mut sleepy()) {
+        if let Err(e) = shared.add(&name, &device, false, &mut sleepy()) {
             tracing::warn!("raid5: {name} came back and can't be added: {e}");
         }
     };
@@ -249,13 +242,12 @@ impl Looking {
     }
 }
 
-impl dyn Parts + '_ {
+impl Shared {
     /// Remembers devices that aren't members any more.
     pub(super) fn note_away(&self, gone: impl IntoIterator<Item = Gone>) {
-        let control = self.control();
+        let control = &self.control;
         let mut away = control.away.lock();
         for Gone {
-            slot,
             device,
             superblock,
             stalled,
@@ -270,7 +262,6 @@ impl dyn Parts + '_ {
                 other.held = None;
             }
             away.push(Away {
-                slot,
                 name: device.name,
                 place: usize::from(place),
                 superblock,
@@ -288,7 +279,7 @@ impl dyn Parts + '_ {
         device: &Arc<dyn BlockDevice>,
     ) -> Result<(), Error> {
         self.observe();
-        let control = self.control();
+        let control = &self.control;
         let away = control.away.lock();
         let same = |a: &&Away| {
             std::ptr::addr_eq(a.device.as_ptr(), Arc::as_ptr(device))
@@ -305,18 +296,16 @@ impl dyn Parts + '_ {
 
     /// Notes the devices at which no I/O is left. Their slots may be used again after this.
     fn observe(&self) {
-        self.note_quiet(&mut |is_left| {
-            let mut away = self.control().away.lock();
-            for one in away.iter_mut().filter(|a| !a.quiet) {
-                one.quiet = !is_left(one);
-            }
-            away.retain(|a| !a.quiet || a.held.is_some());
-        });
+        let mut away = self.control.away.lock();
+        for one in away.iter_mut().filter(|a| !a.quiet) {
+            one.quiet = !self.patience.is_left(one);
+        }
+        away.retain(|a| !a.quiet || a.held.is_some());
     }
 
     /// Names of the devices that are to come back by themselves, with their places.
     pub(super) fn held(&self) -> Vec<(usize, String)> {
-        let away = self.control().away.lock();
+        let away = self.control.away.lock();
         let held = away.iter().filter(|a| a.held.is_some());
         held.map(|a| (a.place, a.name.clone())).collect()
     }
@@ -324,7 +313,7 @@ impl dyn Parts + '_ {
     /// A device that is to come back by itself, by its place or name.
     pub(super) fn held_device(&self, text: &str) -> Option<(String, Arc<dyn BlockDevice>)> {
         let place = text.parse().ok();
-        let control = self.control();
+        let control = &self.control;
         let away = control.away.lock();
         let means = |a: &&Away| Some(a.place) == place || control.names.same_device(&a.name, text);
         let mut held = away.iter().filter(|a| a.held.is_some()).filter(means);
@@ -333,7 +322,7 @@ impl dyn Parts + '_ {
 
     /// Another device takes a place: those that were held for it aren't any more.
     fn let_go_of(&self, place: usize) {
-        let mut away = self.control().away.lock();
+        let mut away = self.control.away.lock();
         for one in away.iter_mut().filter(|a| a.place == place) {
             if one.held.take().is_some() {
                 tracing::debug!("raid5: {} is not waited for any more", one.name);
@@ -368,13 +357,13 @@ impl dyn Parts + '_ {
     /// A device that was the member of a place is to become it again, by the bitmap.
     pub(super) fn bring_back(&self, place: usize, member: Member) {
         let name = member.name.clone();
-        *self.control().returning.lock() = Some(member);
+        *self.control.returning.lock() = Some(member);
         self.raise_back(place, &name);
     }
 
     /// The member at a place is there again.
     pub(super) fn raise_back(&self, place: usize, name: &str) {
-        self.control().events.raise(DeviceEvent::Member {
+        self.control.events.raise(DeviceEvent::Member {
             place: place as u32,
             name: Arc::from(name),
             change: MemberChange::Back,

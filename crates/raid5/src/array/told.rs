@@ -1,6 +1,5 @@
 //! Changes of the members that subscribers of the array are told of.
 
-use crate::core::Core;
 use pvblk_block::{Condition, DeviceEvent, MemberChange};
 use std::sync::Arc;
 
@@ -17,15 +16,6 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    pub fn of(core: &Core) -> Seen {
-        Seen {
-            failed: core.failed(),
-            broken: core.is_broken(),
-            rebuilding: core.recovered_sectors().map(|(_, place, _)| place),
-            takeovers: core.takeovers(),
-        }
-    }
-
     /// The redundancy of the array.
     pub fn condition(&self) -> Condition {
         match (self.broken, self.failed) {

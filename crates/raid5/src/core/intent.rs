@@ -1,265 +1,231 @@
-//! The write-intent bitmap while the array serves: a bit is on all members before a stripe of its chunk is written.
+//! Bits of the write-intent bitmap: batches that wait for theirs, and sweeps that take bits away.
+//!
+//! A bit is on all members from before a batch writes a stripe of its chunk until after the flush that follows the batch's end.
 
-use super::pages::memory;
-use super::{Core, Data, Purpose};
-use crate::{Health, Intent, PAGE_BYTES, PageWrite, STRIPE_SECTORS, WriteIntent};
-use pvblk_block::memory::Gauge;
-use pvblk_block::{Buffer, Error, Op, Region};
-use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use super::Data;
+use super::common::Common;
+use super::io::Purpose;
+use super::queue::QueueCore;
+use super::record::Stripe;
+use crate::STRIPE_SECTORS;
+use crate::head_pages::bits;
+use crate::words::{Chunks, InFlight, Marked, Open, Parked, Seen, Token};
+use pvblk_block::Op;
+use std::ops::Range;
 
-/// See the module's documentation.
+/// Batches of a queue that wait for bits, and its sweep.
+#[derive(Default)]
 pub(super) struct Intents {
-    bitmap: Option<WriteIntent>,
-    region: Option<Arc<Region>>,
-    /// Heads whose bits aren't on disk.
-    waiting: Vec<(usize, Intent)>,
-    /// Heads whose chunks have too many writers.
-    full: Vec<usize>,
-    /// Superblocks wait for these.
-    announced: Option<Intent>,
-    /// Pages to be written, each with the queue that writes it.
-    wanted: BTreeMap<usize, usize>,
-    writes: HashMap<usize, (PageWrite, usize)>,
-    /// Flushes that a sweep waits for.
-    flushing: usize,
-    /// The background thread's queue, which is always polled. It writes pages, since other queues may
-    /// complete their requests before.
-    pub background: Option<usize>,
-    /// Pages that are written though the others have them: one device is new.
-    fresh: bool,
-    _memory: Option<Gauge>,
+    waiting: Vec<Token<Parked, Stripe>>,
+    sweep: Option<Sweep>,
 }
 
 impl Intents {
-    pub fn new(bitmap: Option<WriteIntent>) -> Result<Intents, Error> {
-        let bytes = bitmap.as_ref().map(|b| b.pages().len() * PAGE_BYTES);
-        let region = match bytes {
-            Some(bytes) => {
-                let region = Region::anonymous(bytes);
-                Some(Arc::new(
-                    region.map_err(|e| Error::os("memory for the bitmap", e))?,
-                ))
-            }
-            None => None,
-        };
-        Ok(Intents {
-            bitmap,
-            region,
-            waiting: Vec::new(),
-            full: Vec::new(),
-            announced: None,
-            wanted: BTreeMap::new(),
-            writes: HashMap::new(),
-            flushing: 0,
-            background: None,
-            fresh: false,
-            _memory: bytes.map(|b| memory("bitmap", b)),
-        })
+    /// The number of batches that wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
     }
 
-    /// A page is to be written.
-    pub fn want(&mut self, page: usize, runner: usize) {
-        self.wanted.insert(page, runner);
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.sweep.is_none()
+    }
+}
+
+/// A sweep that goes on.
+struct Sweep {
+    marked: Marked,
+    /// The epoch in which chunks were marked.
+    epoch: u32,
+    /// Words in flight then.
+    stripes: InFlight,
+    /// The flushes that haven't ended; `None`: they haven't begun.
+    flushes: Option<usize>,
+}
+
+impl Common {
+    /// Sectors of each member's data that belong to a stripe.
+    pub(super) fn stripe_sectors(&self, stripe: u64) -> Range<u64> {
+        let first = self.geometry.stripe_member_sector(stripe);
+        first..first + STRIPE_SECTORS
     }
 
-    /// Superblocks of these events come next; true if they have to wait for the bitmap.
-    pub fn announce(&mut self, events: u64) -> bool {
-        let Some(bitmap) = &mut self.bitmap else {
-            return false;
-        };
-        let intent = bitmap.set_events(events);
-        if bitmap.is_durable(&intent) {
-            return false;
+    /// True if the bits of a stripe, whose word is the caller's, are on all members.
+    fn may_write(&self, stripe: u64) -> bool {
+        let chunks = self.chunks.as_ref();
+        chunks.is_none_or(|chunks| chunks.may_write(&self.stripe_sectors(stripe)))
+    }
+
+    /// The bits of these stripes are on all members. The thread that writes bits calls this.
+    pub fn bits_are_set(&self, stripes: impl IntoIterator<Item = u64>) {
+        let Some(chunks) = &self.chunks else { return };
+        let _together = self.passing.lock();
+        for stripe in stripes {
+            chunks.set(&self.stripe_sectors(stripe));
         }
-        self.announced = Some(intent);
-        true
     }
 
-    /// All of it goes to a new member, which is written before anything counts on it.
-    pub fn new_member(&mut self, runner: usize) {
-        if let Some(bitmap) = &self.bitmap {
-            self.wanted
-                .extend(bitmap.pages().map(|page| (page, runner)));
-            self.fresh = true;
+    /// Chunks of the bitmap, if there is one.
+    pub fn chunks(&self) -> Option<&Chunks> {
+        self.chunks.as_ref()
+    }
+
+    /// Stripes from one on that the bitmap marks.
+    pub(super) fn marked_from(&self, stripe: u64) -> u64 {
+        let sectors = self.geometry.stripe_member_sector(stripe)..self.geometry.member_sectors();
+        let marked = |chunks: &Chunks| chunks.set_sectors(sectors) / STRIPE_SECTORS;
+        self.chunks.as_ref().map_or(0, marked)
+    }
+
+    /// Passes over the stripes from `stripe` on that the bitmap doesn't mark: calls for the first one that it marks, or the end. A batch that
+    /// finds its bit set, which this didn't, finds what the call has changed.
+    pub(super) fn pass_over(&self, stripe: u64, pass: impl FnOnce(u64)) {
+        let Some(chunks) = &self.chunks else { return };
+        let _together = self.passing.lock();
+        let marked = chunks.next_set(self.geometry.stripe_member_sector(stripe));
+        let end = marked.map_or(u64::MAX, |sector| sector / STRIPE_SECTORS);
+        let end = end.clamp(stripe, self.geometry.stripes().max(stripe));
+        if end > stripe {
+            pass(end);
         }
     }
 }
 
-impl Core {
-    /// Sets or removes the queue of the background thread.
-    pub fn set_background_queue(&mut self, owner: Option<usize>) {
-        self.intents.background = owner;
+impl QueueCore {
+    /// An open batch may write its stripe: returns it. `None`: it goes on later, since superblocks don't say dirty, or a bit isn't set.
+    pub(super) fn may_write(
+        &mut self,
+        mut token: Token<Open, Stripe>,
+    ) -> Option<Token<Open, Stripe>> {
+        if !self.now.dirty {
+            self.park(token);
+            self.stop_words();
+            return None;
+        }
+        let stripe = token.record_mut().known.stripe;
+        if self.common.may_write(stripe) {
+            return Some(token);
+        }
+        // Parked: a stop doesn't wait for it.
+        let (token, tell) = self.common.words.park(token, &self.common.epoch);
+        self.tell(tell);
+        self.intents.waiting.push(token);
+        self.intends.push(stripe);
+        None
     }
 
-    /// The bitmap as it is now.
-    pub fn bitmap(&self) -> Option<&WriteIntent> {
-        self.intents.bitmap.as_ref()
+    /// The bits of a stripe are on all members but these (a mask of slots), which failed that.
+    pub(super) fn intended(&mut self, stripe: u64, failed: u64) {
+        self.devices_failed(failed);
+        let is_its = |token: &mut Token<Parked, Stripe>| token.record().known.stripe == stripe;
+        let ready: Vec<_> = self.intents.waiting.extract_if(.., is_its).collect();
+        for token in ready {
+            self.claim_again(token);
+        }
     }
 
-    /// A head's round is ready, and goes on when its bit is on disk.
-    pub(super) fn intend(&mut self, head: usize) {
-        let sector = self.stripe_sector(head);
-        let Some(bitmap) = &mut self.intents.bitmap else {
-            self.write_pages(head);
+    /// These slots (a mask) failed something that wasn't this queue's I/O.
+    pub fn devices_failed(&mut self, failed: u64) {
+        for slot in bits(failed) {
+            self.common.note_failure(slot);
+            self.member_failed(slot);
+        }
+    }
+
+    /// A sweep of the bitmap begins, as is due every few seconds, and [`QueueCore::go_on_sweeping`] follows. Nothing is cleared while a member
+    /// is missing: it may come back, and the writes that it missed have to be known.
+    pub fn start_sweep(&mut self) {
+        let Seen::Going(epoch) = self.look() else {
             return;
         };
-        let Some(intent) = bitmap.start_write(sector, STRIPE_SECTORS) else {
-            self.intents.full.push(head);
+        let is_whole = self.now.members.failed().is_none() && !self.now.broken;
+        let (Some(chunks), true) = (&self.common.chunks, is_whole) else {
             return;
         };
-        let durable = bitmap.is_durable(&intent);
-        let mut runner = 0;
-        if let Some(round) = &mut self.heads.all[head].round {
-            round.intends = true;
-            runner = round.runner;
-        }
-        intent.pages().for_each(|p| self.intents.want(p, runner));
-        match durable {
-            true => self.write_pages(head),
-            false => self.intents.waiting.push((head, intent)),
-        }
-    }
-
-    fn stripe_sector(&self, head: usize) -> u64 {
-        let stripe = self.heads.all[head].record.stripe;
-        self.geometry.stripe_member_sector(stripe)
-    }
-
-    /// Writes the pages that writes wait for.
-    pub(super) fn start_intents(&mut self) {
-        if self.broken {
-            self.fail_intents();
+        if self.intents.sweep.is_some() {
             return;
         }
-        let fresh = std::mem::take(&mut self.intents.fresh);
-        for (page, runner) in std::mem::take(&mut self.intents.wanted) {
-            let runner = self.intents.background.unwrap_or(runner);
-            let intents = &mut self.intents;
-            let (Some(bitmap), Some(region)) = (&mut intents.bitmap, &intents.region) else {
-                return;
-            };
-            if !fresh && !bitmap.is_unwritten(page) {
-                continue;
-            }
-            let Some(write) = bitmap.begin_page(page) else {
-                // When the write that is under way has ended.
-                intents.wanted.insert(page, runner);
-                intents.fresh |= fresh;
-                continue;
-            };
-            let at = page * PAGE_BYTES;
-            region.write(at, bitmap.page(page));
-            let data = Buffer::new(region, at, PAGE_BYTES);
-            let live: Vec<usize> = self.slots.live().collect();
-            intents.writes.insert(page, (write, live.len()));
-            for slot in live {
-                let sector = self.slots.all[slot].as_ref().map_or(0, |s| s.bitmap_sector);
-                let io = (slot, Op::Write, true);
-                let sector = sector + (at / 512) as u64;
-                self.start(
-                    runner,
-                    Purpose::Intent(page),
-                    io,
-                    sector,
-                    Data::of(data.clone()),
-                );
-            }
+        let unsynced = self.now.unsynced();
+        let may_clear = |chunk: usize| {
+            let Range { start, end } = chunks.sectors(chunk);
+            let stripes = start / STRIPE_SECTORS..end.div_ceil(STRIPE_SECTORS);
+            !unsynced.meets(&stripes)
+        };
+        let marked = chunks.sweep(may_clear);
+        if marked.is_empty() {
+            return;
         }
+        self.intents.sweep = Some(Sweep {
+            stripes: self.common.words.in_flight(&marked),
+            marked,
+            epoch,
+            flushes: None,
+        });
     }
 
-    /// A page is on one of the members, or that is kicked.
-    pub(super) fn intent_written(&mut self, page: usize) {
-        let intents = &mut self.intents;
-        let Some((_, left)) = intents.writes.get_mut(&page) else {
+    /// Goes on with the sweep, if there is one: when the words in flight at its begin have ended, members are flushed.
+    pub fn go_on_sweeping(&mut self) {
+        let Some(sweep) = &mut self.intents.sweep else {
             return;
         };
-        *left -= 1;
-        if *left > 0 {
+        if sweep.flushes.is_some() || self.common.words.is_in_flight(&mut sweep.stripes) {
             return;
         }
-        let (Some((write, _)), Some(bitmap)) = (intents.writes.remove(&page), &mut intents.bitmap)
-        else {
-            return;
-        };
-        bitmap.end_page(write, true);
-        let waiting = std::mem::take(&mut intents.waiting);
-        let (ready, waiting): (Vec<_>, Vec<_>) = waiting
-            .into_iter()
-            .partition(|(_, intent)| bitmap.is_durable(intent));
-        intents.waiting = waiting;
-        let told = intents
-            .announced
-            .take_if(|intent| bitmap.is_durable(intent));
-        for (head, _) in ready {
-            self.write_pages(head);
-        }
-        if told.is_some() {
-            self.announced();
-        }
-    }
-
-    /// A write has ended; `everywhere`: on all members.
-    pub(super) fn intent_over(&mut self, stripe: u64, everywhere: bool) {
-        let sector = self.geometry.stripe_member_sector(stripe);
-        if let Some(bitmap) = &mut self.intents.bitmap {
-            bitmap.end_write(sector, STRIPE_SECTORS, everywhere);
-        }
-        for head in std::mem::take(&mut self.intents.full) {
-            self.intend(head);
-        }
-    }
-
-    /// Fails the writes that wait for pages: the array has failed.
-    pub(super) fn fail_intents(&mut self) {
-        self.intents.announced = None;
-        let waiting = std::mem::take(&mut self.intents.waiting);
-        let heads = waiting.into_iter().map(|(head, _)| head);
-        let full = std::mem::take(&mut self.intents.full);
-        for head in heads.chain(full).collect::<Vec<_>>() {
-            self.write_pages(head);
-        }
-    }
-
-    /// Sweeps the bitmap, as is due every few seconds: bits that aren't needed any more are
-    /// cleared.
-    pub fn sweep(&mut self, runner: usize) {
-        let idle = self.intents.flushing == 0 && !self.broken;
-        let degraded = self.members.failed().is_some();
-        if self.intents.bitmap.is_none() || !idle || degraded {
+        let epoch = sweep.epoch;
+        if !self.is_as_in(epoch) {
+            self.intents.sweep = None;
             return;
         }
-        self.intents.flushing = self.flush_all(runner, Purpose::SweepFlush);
-        if self.intents.flushing == 0 {
-            self.swept();
+        let slots = self.common.volatile(&self.now);
+        self.set_flushes(slots.len() + 1);
+        for slot in slots {
+            self.start(Purpose::Sweep, (slot, Op::Flush, false), 0, Data::None);
+        }
+        self.sweep_flushed();
+    }
+
+    fn set_flushes(&mut self, left: usize) {
+        if let Some(sweep) = &mut self.intents.sweep {
+            sweep.flushes = Some(left);
         }
     }
 
-    /// One of the members is flushed.
+    /// True if no member has failed since an epoch was looked at.
+    fn is_as_in(&mut self, epoch: u32) -> bool {
+        self.look() == Seen::Going(epoch) && self.common.failed(&self.now) == 0
+    }
+
+    /// A member was flushed, or failed that.
     pub(super) fn sweep_flushed(&mut self) {
-        self.intents.flushing -= 1;
-        if self.intents.flushing == 0 && !self.broken {
-            self.swept();
-        }
-    }
-
-    fn swept(&mut self) {
-        let health = Health {
-            events: self.meta.events(),
-            degraded: self.members.failed().is_some(),
-        };
-        let Some(bitmap) = &mut self.intents.bitmap else {
+        let Some(sweep) = &mut self.intents.sweep else {
             return;
         };
-        let pages = bitmap.sweep(health);
-        pages.into_iter().for_each(|p| self.intents.want(p, 0));
+        let left = sweep.flushes.as_mut().map_or(0, |left| {
+            *left -= 1;
+            *left
+        });
+        if left > 0 {
+            return;
+        }
+        let Some(Sweep { marked, epoch, .. }) = self.intents.sweep.take() else {
+            return;
+        };
+        if self.is_as_in(epoch)
+            && let Some(chunks) = &self.common.chunks
+        {
+            chunks.clear(marked);
+            return;
+        }
+        let failed = self.common.failed(&self.now);
+        self.devices_failed(failed);
     }
 
-    /// Parity of stripes before this is right, on stable storage, too.
-    pub(super) fn intents_resynced(&mut self, stripes: std::ops::Range<u64>) {
-        let sectors = |stripe| self.geometry.stripe_member_sector(stripe);
-        if let Some(bitmap) = &mut self.intents.bitmap {
-            bitmap.resynced(sectors(stripes.start)..sectors(stripes.end));
-        }
+    /// The sweep, if there is one, clears nothing.
+    pub fn stop_sweep(&mut self) {
+        self.intents.sweep = None;
+    }
+
+    /// True while a sweep goes on.
+    pub fn is_sweeping(&self) -> bool {
+        self.intents.sweep.is_some()
     }
 }

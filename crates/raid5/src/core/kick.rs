@@ -1,142 +1,278 @@
-//! Kicks: a device that failed isn't a member any more, and the others' superblocks say so, but only when they hold all that they were given.
+//! Kicks: the queue that sees a member fail stops all words, waits until the I/O in flight has ended, and changes the members. The first
+//! write stops words as well, until superblocks say dirty.
 //!
-//! Stripes that were being written together with its blocks are whole on the others then, so what it had can be calculated after a power cut.
-//! Writes of which nothing had begun are planned anew, without it. docs/decisions/0009-raid5.md has the rules.
+//! In order: words in flight are drained, the other members flushed, superblocks name the one that failed, members change, words go on. So
+//! the others hold all that was written together with its blocks when it is left out. A device that is rebuilt becomes a member in the same way.
 
-use super::{Core, Purpose};
+use super::io::Purpose;
+use super::membership::Membership;
+use super::queue::{Errand, Mail, QueueCore};
+use super::{Data, bit};
+use crate::core::members::Members;
+use crate::core::slots::Unsynced;
+use crate::head_pages::bits;
+use crate::words::{InFlight, Stop};
 use pvblk_block::Op;
-use pvblk_block::planted::{Plant, has};
+use std::sync::Arc;
 
-/// The state of a kick.
+/// A kick by this queue.
+pub struct Kick {
+    stop: Stop,
+    /// Unless its device fails before superblocks are written.
+    change: Option<Change>,
+    /// Slots that are to be thrown out, as a mask, if the others have all data.
+    out: u64,
+    phase: Phase,
+}
+
+/// A change of the incoming device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kick {
-    /// There is none.
-    None,
-    /// Writes of stripes are at the other members, or of a log that is emptied then.
-    Draining,
-    /// The others are being flushed, and the log of an incoming device is emptied.
-    Flushing,
-    /// Superblocks that name the device are being written.
-    Naming,
+pub enum Change {
+    /// It becomes the member.
+    TakesOver,
+    /// A device becomes the incoming one of a role.
+    TakesIn { slot: usize, role: usize },
+}
+
+enum Phase {
+    /// Words in flight end.
+    Draining { stripes: InFlight, logs: InFlight },
+    /// The others are flushed; so many aren't.
+    Flushing(usize),
+    /// Superblocks are written, which name these slots (a mask), or tell of a change.
+    Naming {
+        failed: u64,
+        change: Option<Change>,
+        dirty: bool,
+    },
 }
 
 impl Kick {
-    /// Superblocks wait for it.
-    pub fn goes_first(self) -> bool {
-        matches!(self, Kick::Draining | Kick::Flushing)
+    /// True if superblocks are being written that tell of a slot.
+    pub(super) fn names(&self, slot: usize) -> bool {
+        match self.phase {
+            Phase::Naming { failed, change, .. } => {
+                let comes = matches!(change, Some(Change::TakesIn { slot: s, .. }) if s == slot);
+                comes || failed & bit(slot) != 0
+            }
+            Phase::Draining { .. } | Phase::Flushing(_) => false,
+        }
     }
 }
 
-impl Core {
-    /// After a device failed; it has no slot any more.
-    pub(super) fn begin_kick(&mut self, slot: usize, runner: usize) {
-        if let Some(superblock) = self.meta.leave_out(slot) {
-            self.ages.note(slot, superblock);
+impl QueueCore {
+    /// A member failed I/O: words are stopped, by this queue or another. True if the caller has to wait for that: when words go on it asks
+    /// again. False if the member isn't one any more.
+    pub(super) fn member_failed(&mut self, slot: usize) -> bool {
+        self.look();
+        if self.now.broken || !self.now.live().any(|live| live == slot) {
+            return false;
         }
-        for head in self.logs.take_unwritten() {
-            self.plan_anew(head);
-        }
-        match self.meta.kick {
-            Kick::None => self.meta.kick = Kick::Draining,
-            Kick::Draining | Kick::Flushing => {}
-            Kick::Naming => self.write_meta(runner),
-        }
-        self.let_go(runner);
-        self.go_on_kicking(runner);
+        self.stop_words();
+        true
     }
 
-    /// Doesn't wait any longer for I/O at devices that aren't members, but for that with memory of stripes or submitters.
-    fn let_go(&mut self, runner: usize) {
-        for token in 0..self.purposes.len() {
-            let slot = self.places[token];
-            let Some(purpose) = self.purposes[token].filter(|_| self.slots.all[slot].is_none())
-            else {
-                continue;
-            };
-            let is_own = match purpose {
-                Purpose::Direct(direct) => direct.sectors == 0,
-                Purpose::HeadRead { .. } | Purpose::HeadWrite(_) | Purpose::Abandoned => false,
-                _ => true,
-            };
-            if is_own {
-                self.purposes[token] = Some(Purpose::Abandoned);
-                self.io_ended(purpose, slot, false, runner);
+    /// Words are stopped, by this queue or another. A batch that wants it is parked, since the stop would wait for it.
+    pub(super) fn stop_words(&mut self) {
+        if let Ok(stop) = self.common.epoch.stop(self.me) {
+            self.has_stopped(stop);
+        }
+    }
+
+    /// This queue has stopped words.
+    pub(super) fn has_stopped(&mut self, stop: Stop) {
+        // A stop that has just ended may have changed them.
+        self.now = self.common.membership();
+        let stripes = self.common.words.in_flight(&stop);
+        let logs = self.common.logs.as_ref();
+        let logs = logs.map(|logs| logs.in_flight(&stop)).unwrap_or_default();
+        self.kick = Some(Kick {
+            stop,
+            change: self.wanted_change(),
+            out: 0,
+            phase: Phase::Draining { stripes, logs },
+        });
+        self.send(self.me, Mail::Drained);
+    }
+
+    /// Slots that have failed, or are thrown out in this queue's kick, as a mask.
+    fn kick_failed(&self) -> u64 {
+        let mut failed = self.common.failed(&self.now);
+        for slot in bits(self.kick.as_ref().map_or(0, |kick| kick.out)) {
+            let all = failed | bit(slot);
+            if !self.breaks(all, self.kick_changes(all)) {
+                failed = all;
             }
         }
+        failed
     }
 
-    /// Goes on with a kick that nothing at the members holds up. The runner, which is polled, does its I/O.
-    pub(super) fn go_on_kicking(&mut self, runner: usize) {
-        if self.broken {
+    /// True if members that failed in the kick leave too few, though the incoming device may become one.
+    fn breaks(&self, failed: u64, change: Option<Change>) -> bool {
+        let mut members = self.now.members.clone();
+        if change == Some(Change::TakesOver) {
+            members.take_over();
+        }
+        self.are_too_few(&members, failed)
+    }
+
+    /// True if the members without these slots (a mask) don't have all data.
+    fn are_too_few(&self, members: &Members, failed: u64) -> bool {
+        let present = members.slots().iter().flatten();
+        let stay = present.filter(|slot| failed & bit(**slot) == 0).count();
+        stay < self.common.geometry.data_members()
+    }
+
+    /// The change in this queue's kick, in which these slots (a mask) failed.
+    fn kick_changes(&self, failed: u64) -> Option<Change> {
+        let incoming = self.now.members.incoming();
+        let is_well = incoming.is_some_and(|incoming| failed & bit(incoming.slot) == 0);
+        let change = self.kick.as_ref()?.change;
+        change.filter(|change| *change != Change::TakesOver || is_well)
+    }
+
+    /// A word is drained: if none is left, the other members are flushed.
+    pub(super) fn go_on_kicking(&mut self) {
+        let Some(Kick {
+            phase: Phase::Draining { stripes, logs },
+            ..
+        }) = &mut self.kick
+        else {
+            return;
+        };
+        let common = &self.common;
+        let mut in_flight = common.words.is_in_flight(stripes);
+        in_flight |= common.logs.as_ref().is_some_and(|l| l.is_in_flight(logs));
+        if in_flight {
             return;
         }
-        let empties = self.log_to_empty().map(|incoming| incoming.role);
-        let writes = |purpose| match purpose {
-            Purpose::HeadWrite(_) => true,
-            Purpose::Log(role) => empties == Some(role),
-            _ => false,
-        };
-        if self.meta.kick == Kick::Draining
-            && (has(Plant::KickNotDrained) || !self.is_at_members(writes))
-        {
-            self.meta.kick = Kick::Flushing;
-            if !has(Plant::KickNotFlushed) {
-                self.flush_all(runner, Purpose::KickFlush);
+        let out = self.take_out();
+        if let Some(kick) = &mut self.kick {
+            kick.out = out;
+        }
+        let failed = self.common.failed(&self.now);
+        let mut slots = self.common.volatile(&self.now);
+        // Those that are to be thrown out are flushed, too: they stay if another one fails meanwhile.
+        slots.retain(|slot| failed & bit(*slot) == 0);
+        if self.breaks(failed, self.kick_changes(failed)) {
+            slots.clear();
+        }
+        self.set_phase(Phase::Flushing(slots.len() + 1));
+        for slot in slots {
+            self.start(Purpose::Kick, (slot, Op::Flush, false), 0, Data::None);
+        }
+        self.kick_flush_over();
+    }
+
+    fn set_phase(&mut self, phase: Phase) {
+        if let Some(kick) = &mut self.kick {
+            kick.phase = phase;
+        }
+    }
+
+    /// One of the flushes has ended. After the last one, superblocks name the members that failed, unless there are too many.
+    pub(super) fn kick_flush_over(&mut self) {
+        let Some(kick) = &mut self.kick else { return };
+        if let Phase::Flushing(left) = &mut kick.phase {
+            *left -= 1;
+            if *left > 0 {
+                return;
             }
-            self.empty_log(runner);
         }
-        let flushes = |purpose| matches!(purpose, Purpose::KickFlush);
-        if self.meta.kick == Kick::Flushing && !self.is_at_members(flushes) {
-            self.meta.kick = Kick::Naming;
-            self.write_meta(runner);
+        let failed = self.kick_failed();
+        let change = self.kick_changes(failed);
+        let is_changed = failed != 0 || change.is_some() || !self.now.dirty;
+        if self.breaks(failed, change) || !is_changed {
+            return self.change_members(None);
         }
+        // An array that nobody has written to stays clean when devices come and go: a writer stops words again.
+        // But parity that may be wrong can't be told of once a member is missing.
+        let is_unsynced = self.now.unsynced().first().is_some();
+        let dirty = self.now.dirty || failed == 0 && change.is_none() || failed != 0 && is_unsynced;
+        self.set_phase(Phase::Naming {
+            failed,
+            change,
+            dirty,
+        });
+        self.errands.push(Errand::Name {
+            dirty,
+            failed,
+            change,
+        });
     }
 
-    /// True if a device of the array has such I/O. One that was kicked may never answer.
-    fn is_at_members(&self, of: impl Fn(Purpose) -> bool) -> bool {
-        let is_live = |slot: usize| self.slots.all[slot].is_some();
-        let mut all = self.places.iter().zip(&self.purposes);
-        all.any(|(slot, purpose)| purpose.is_some_and(&of) && is_live(*slot))
+    /// Superblocks are written; these slots (a mask) failed that, and the others' superblocks name them too.
+    pub(super) fn named(&mut self, failed: u64) {
+        bits(failed).for_each(|slot| self.common.note_failure(slot));
+        let Some(Kick {
+            phase: Phase::Naming { failed: named, .. },
+            ..
+        }) = self.kick
+        else {
+            debug_assert!(false, "superblocks that nobody asked for");
+            return;
+        };
+        self.change_members(Some(named | failed));
     }
 
-    /// The superblocks name it.
-    pub(super) fn kick_ended(&mut self) {
-        self.meta.kick = Kick::None;
-        // A flush may have waited for the member that failed writes.
-        self.held.sort_by_key(|(_, c)| c.request.op == Op::Flush);
-        self.done.append(&mut self.held);
-    }
-
-    /// True if the head's round writes and was planned for members that aren't all there any more.
-    pub(super) fn is_outdated(&self, head: usize) -> bool {
-        let round = self.heads.all[head].round.as_ref();
-        !self.broken && round.is_some_and(|r| r.plan.is_outdated(&self.members))
-    }
-
-    /// Takes back a round of which nothing was written to data and parity: its pieces wait again.
-    pub(super) fn plan_anew(&mut self, head: usize) {
-        let h = &mut self.heads.all[head];
-        let stripe = h.record.stripe;
-        let Some(round) = &mut h.round else { return };
-        for piece in round.pieces.drain(..).rev() {
-            h.waiting.push_front(piece.piece);
+    /// Words go on. Slots that superblocks name as failed (a mask, if they were written) aren't members any more. Another may have failed a read
+    /// or a flush meanwhile, which need no word: it stays a member until superblocks name it, so whoever waits for that stops words again.
+    fn change_members(&mut self, named: Option<u64>) {
+        let Some(Kick { stop, phase, .. }) = self.kick.take() else {
+            return;
+        };
+        // Some of them may be thrown out, and so haven't failed.
+        let named_live = named.unwrap_or(0) & self.now.live_mask();
+        let failed = self.common.failed(&self.now) | named_live;
+        let gone = failed & named.unwrap_or(0);
+        let mut next = Membership::clone(&self.now);
+        let (change, dirty) = match phase {
+            Phase::Naming { change, dirty, .. } => (change, dirty),
+            Phase::Draining { .. } | Phase::Flushing(_) => (None, false),
+        };
+        let takes_over = change == Some(Change::TakesOver);
+        if let Some(incoming) = next.members.incoming() {
+            if gone & bit(incoming.slot) != 0 {
+                tracing::warn!("raid5: the member that was being rebuilt failed");
+                next.members.lose_incoming();
+                next.forget_progress();
+                if takes_over {
+                    // Superblocks know the one before it no more.
+                    next.members.lose(incoming.role);
+                }
+            } else if takes_over {
+                tracing::info!("raid5: member {} is rebuilt", incoming.role);
+                next.members.take_over();
+                next.forget_progress();
+                next.takeovers += 1;
+            }
         }
-        // Pages may have what isn't on the members.
-        h.record.valid = 0;
-        let pieces = std::mem::take(&mut round.pieces);
-        let (logged, intends) = (round.logged, round.intends);
-        if let Some(block) = round.partial_parity.take() {
-            self.logs.take_back(block);
+        next.broken |= self.are_too_few(&next.members, failed);
+        next.dirty |= dirty;
+        for slot in bits(gone) {
+            if let Some(role) = next.members.role(slot) {
+                tracing::warn!("raid5: member {role} failed and is kicked");
+                next.members.lose(role);
+                next.unsynced = Arc::new(Unsynced::default());
+            }
         }
-        self.keep_list(pieces);
-        if logged {
-            let parity = self.geometry.stripe_parity(stripe);
-            self.logs
-                .stripe_done(parity, !self.slots.volatile().is_empty());
+        if let Some(Change::TakesIn { slot, role }) = change
+            && let Some(arriving) = &self.orders.arriving
+        {
+            let is_in = named.unwrap_or(0) & bit(slot) == 0 && !next.broken;
+            if is_in {
+                let device = Arc::clone(&arriving.device);
+                next.take_in(slot, role, device, arriving.by_bitmap);
+            }
+            self.end_arrival(is_in);
         }
-        if intends {
-            self.intent_over(stripe, false);
+        if next.broken {
+            tracing::error!("raid5: two members failed: the array stops");
         }
-        self.round_over(head);
+        self.common.set_membership(next);
+        self.common.epoch.go_on(stop);
+        for queue in self.common.queues() {
+            self.send(queue, Mail::GoOn);
+        }
     }
 }

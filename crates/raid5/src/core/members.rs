@@ -45,18 +45,12 @@ impl Incoming {
 pub(super) struct Members {
     slots: Vec<Option<usize>>,
     incoming: Option<Incoming>,
-    /// Counts kicks: what was planned before one isn't begun after it.
-    epoch: u64,
 }
 
 impl Members {
     /// `slots`: by role.
     pub fn new(slots: Vec<Option<usize>>, incoming: Option<Incoming>) -> Members {
-        Members {
-            slots,
-            incoming,
-            epoch: 0,
-        }
+        Members { slots, incoming }
     }
 
     /// Devices by role.
@@ -84,7 +78,6 @@ impl Members {
         Members {
             slots: self.slots.clone(),
             incoming: Some(incoming),
-            epoch: self.epoch,
         }
     }
 
@@ -96,11 +89,6 @@ impl Members {
     /// True if this is the incoming device's slot.
     pub fn is_incoming(&self, slot: usize) -> bool {
         self.incoming.is_some_and(|i| i.slot == slot)
-    }
-
-    /// The number of kicks.
-    pub fn epoch(&self) -> u64 {
-        self.epoch
     }
 
     /// The role without a member.
@@ -124,20 +112,9 @@ impl Members {
         self.failed_but(|i| stripe < i.committed)
     }
 
-    /// True if a device is being rebuilt for a role that has no member.
-    pub fn is_recovering(&self) -> bool {
-        self.incoming.is_some_and(|i| self.slot(i.role).is_none())
-    }
-
     /// Where a role's block of a stripe is read. It isn't missing.
     pub fn reads(&self, role: usize) -> Option<usize> {
         self.logs(role).next()
-    }
-
-    /// Where a role's sectors are read without their stripes' heads: those before `end_sector` of its data.
-    pub fn reads_directly(&self, role: usize, end_sector: u64) -> Option<usize> {
-        let incoming = self.incoming.filter(|i| i.holds(role, end_sector));
-        self.slot(role).or(incoming.map(|i| i.slot))
     }
 
     /// Where a role's block of a stripe is written: one slot, or two, or none.
@@ -154,9 +131,7 @@ impl Members {
 
     /// A role has no member any more; returns the slot that it had.
     pub fn lose(&mut self, role: usize) -> Option<usize> {
-        let slot = self.slots[role].take()?;
-        self.epoch += 1;
-        Some(slot)
+        self.slots[role].take()
     }
 
     /// A device begins to become a member.
@@ -167,30 +142,7 @@ impl Members {
 
     /// There is no incoming device any more.
     pub fn lose_incoming(&mut self) -> Option<Incoming> {
-        let incoming = self.incoming.take()?;
-        self.epoch += 1;
-        Some(incoming)
-    }
-
-    /// Stripes before this are written to the incoming device, too, from now on.
-    pub fn begin_before(&mut self, stripe: u64) {
-        if let Some(incoming) = &mut self.incoming {
-            incoming.begun = incoming.begun.max(stripe);
-        }
-    }
-
-    /// The incoming device has all stripes before this.
-    pub fn done_before(&mut self, stripe: u64) {
-        if let Some(incoming) = &mut self.incoming {
-            incoming.done = stripe;
-        }
-    }
-
-    /// Its superblock on disk says that the incoming device has all stripes before this.
-    pub fn committed_before(&mut self, stripe: u64) {
-        if let Some(incoming) = &mut self.incoming {
-            incoming.committed = incoming.committed.max(stripe);
-        }
+        self.incoming.take()
     }
 
     /// The incoming device becomes the member; returns it, and the slot of the member before.
@@ -217,6 +169,17 @@ mod tests {
         members
     }
 
+    /// Its incoming device has begun, done and committed all stripes before these.
+    fn at(members: &Members, begun: u64, done: u64, committed: u64) -> Members {
+        let incoming = members.incoming().expect("one");
+        members.with(Incoming {
+            begun,
+            done,
+            committed,
+            ..incoming
+        })
+    }
+
     fn writes(members: &Members, role: usize, stripe: u64) -> Vec<usize> {
         members.writes(role, stripe).collect()
     }
@@ -238,15 +201,15 @@ mod tests {
 
     #[test]
     fn a_block_is_missing_until_the_rebuild_has_come_by() {
-        let mut members = members(Some(2), Some(2));
+        let members = members(Some(2), Some(2));
         assert_eq!(
             (members.missing(0), members.uncommitted(0)),
             (Some(2), Some(2))
         );
-        members.begin_before(5);
+        let members = at(&members, 5, 0, 0);
         assert_eq!((members.missing(4), members.missing(5)), (None, Some(2)));
         assert_eq!(members.uncommitted(4), Some(2));
-        members.committed_before(3);
+        let members = at(&members, 5, 3, 3);
         assert_eq!(
             (members.uncommitted(2), members.uncommitted(3)),
             (None, Some(2))
@@ -257,63 +220,20 @@ mod tests {
             (vec![9], vec![])
         );
         assert_eq!(members.reads(2), Some(9));
-        assert!(members.is_recovering());
-    }
-
-    #[test]
-    fn reads_without_heads_wait_for_what_is_done() {
-        let mut members = members(Some(2), Some(2));
-        members.begin_before(5);
-        members.done_before(3);
-        assert_eq!(members.reads_directly(2, 24), Some(9));
-        assert_eq!(members.reads_directly(2, 25), None);
-        assert_eq!(members.reads_directly(1, 25), Some(1));
     }
 
     #[test]
     fn a_member_that_is_replaced_is_read_and_both_are_written() {
-        let mut members = members(None, Some(1));
-        members.begin_before(5);
-        members.done_before(5);
+        let members = at(&members(None, Some(1)), 5, 5, 0);
         assert_eq!((members.missing(7), members.uncommitted(7)), (None, None));
         assert_eq!(
             (writes(&members, 1, 4), writes(&members, 1, 5)),
             (vec![1, 9], vec![1])
         );
-        assert_eq!(
-            (members.reads(1), members.reads_directly(1, 8)),
-            (Some(1), Some(1))
-        );
+        assert_eq!(members.reads(1), Some(1));
         assert_eq!(members.logs(1).collect::<Vec<_>>(), [1, 9]);
         assert_eq!(writes(&members, 0, 4), [0]);
-        assert!(members.is_incoming(9) && !members.is_incoming(1) && !members.is_recovering());
-    }
-
-    #[test]
-    fn positions_that_others_count_on_go_forwards_only() {
-        let mut members = members(Some(2), Some(2));
-        members.begin_before(5);
-        members.begin_before(3);
-        members.committed_before(4);
-        members.committed_before(2);
-        let incoming = members.incoming().expect("one");
-        assert_eq!((incoming.begun, incoming.committed), (5, 4));
-    }
-
-    #[test]
-    fn an_epoch_ends_when_a_device_is_lost() {
-        let mut members = members(None, Some(1));
-        let epoch = members.epoch();
-        members.begin_before(5);
-        members.committed_before(5);
-        assert_eq!(members.epoch(), epoch);
-        assert_eq!(members.lose(3), Some(3));
-        assert_eq!(members.epoch(), epoch + 1);
-        assert_eq!((members.lose(3), members.epoch()), (None, epoch + 1));
-        assert_eq!(members.lose_incoming().map(|i| i.slot), Some(9));
-        assert_eq!(members.epoch(), epoch + 2);
-        assert!(members.lose_incoming().is_none());
-        assert_eq!(members.epoch(), epoch + 2);
+        assert!(members.is_incoming(9) && !members.is_incoming(1));
     }
 
     #[test]
@@ -322,7 +242,7 @@ mod tests {
         let (incoming, old) = members.take_over().expect("one");
         assert_eq!((incoming.slot, incoming.role, old), (9, 1, Some(1)));
         assert_eq!((members.slot(1), members.incoming()), (Some(9), None));
-        assert!(members.take_over().is_none());
+        assert!(members.take_over().is_none() && members.lose_incoming().is_none());
         members.lose(1);
         members.take_in(Incoming::new(7, 1, 0, false));
         assert_eq!(members.take_over().expect("one").1, None);

@@ -1,15 +1,15 @@
 //! Plans: the blocks that a round of a stripe reads, its calculation, and the blocks that it writes.
 //!
 //! Everything here is a function of a stripe's record and of a [`View`] of the array. Nothing here has access to the core, does I/O or
-//! touches a page: a plan is carried out by `round.rs`, its calculation by `work.rs`. docs/decisions/0048-stripes-own-themselves.md has the
+//! touches a page: a plan is carried out by `batch.rs`, its calculation by `work.rs`. docs/decisions/0048-stripes-own-themselves.md has the
 //! reason.
 
 use super::Piece;
 use super::members::Members;
-use super::pages::bits;
 use super::slots::Unsynced;
 use super::work::{RoundPiece, can_borrow};
 use super::zero::is_hole;
+use crate::head_pages::bits;
 use crate::{Geometry, Policy};
 use pvblk_block::planted::{Plant, has};
 use std::collections::VecDeque;
@@ -91,8 +91,6 @@ pub(super) struct Plan {
     pub compute: Option<usize>,
     /// The role whose block alone is written, in a round that isn't for a request.
     pub target: Option<usize>,
-    /// The number of kicks when it was made.
-    epoch: u64,
 }
 
 impl Plan {
@@ -108,11 +106,6 @@ impl Plan {
             true => self.mode.writes() && self.touched & bit(piece.index) != 0,
             false => self.mode == Mode::Read,
         }
-    }
-
-    /// True if it writes and was made for members that aren't all there any more.
-    pub fn is_outdated(&self, members: &Members) -> bool {
-        self.mode.writes() && self.epoch != members.epoch()
     }
 }
 
@@ -193,7 +186,6 @@ impl View<'_> {
             missing,
             compute: None,
             target: None,
-            epoch: self.members.epoch(),
         }
     }
 

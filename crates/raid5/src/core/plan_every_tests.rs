@@ -2,8 +2,9 @@
 //! cursor, each subset of pages that are valid, with a log and without. The plans are carried out on bytes, and parity is looked at.
 
 use super::*;
-use crate::core::pages::{Block, Pages};
 use crate::core::work::Work;
+use crate::head_pages::{Block, HeadPages};
+use crate::words::{LogBlocks, Partial};
 use crate::xor_of;
 
 const COUNT: usize = 4;
@@ -47,7 +48,7 @@ fn all_present() -> Vec<Present> {
 struct Stripe {
     array: Array,
     record: Record,
-    pages: Pages,
+    pages: HeadPages,
     /// The block of each slot.
     devices: Vec<Block>,
     /// The data that it should have.
@@ -80,6 +81,8 @@ fn bytes(piece: &RoundPiece) -> Vec<u8> {
 struct Maker {
     rng: fastrand::Rng,
     memory: Arc<Region>,
+    /// Of one stripe after the other.
+    pages: Arc<Region>,
     junk: Block,
     made: u64,
 }
@@ -92,6 +95,7 @@ impl Maker {
             junk: fill(&mut rng),
             rng,
             memory: Arc::new(memory),
+            pages: Arc::new(Region::anonymous(COUNT * STRIPE_BYTES).expect("memory")),
             made: 0,
         }
     }
@@ -108,11 +112,12 @@ impl Maker {
         if let Some(role) = who.rebuilds {
             array.members.take_in(Incoming::new(SPARE, role, 0, false));
             if who.begun {
-                array.members.begin_before(stripe + 1);
+                array.comes(|incoming| incoming.begun = stripe + 1);
             }
             if who.committed {
-                array.members.done_before(stripe + 1);
-                array.members.committed_before(stripe + 1);
+                array.comes(|incoming| {
+                    (incoming.done, incoming.committed) = (stripe + 1, stripe + 1);
+                });
             }
         }
         let data: Vec<Block> = (0..DATA).map(|_| fill(&mut self.rng)).collect();
@@ -123,7 +128,7 @@ impl Maker {
                 valid,
                 bad: 0,
             },
-            pages: Pages::new(1, COUNT).expect("memory"),
+            pages: HeadPages::new(Arc::clone(&self.pages), 0),
             devices: vec![self.junk; COUNT + 1],
             data,
             memory: Arc::clone(&self.memory),
@@ -210,12 +215,12 @@ impl Stripe {
 
     fn page(&mut self, role: usize) -> Block {
         let mut block = [0; STRIPE_BYTES];
-        self.pages.of(0).read(role, &mut block);
+        self.pages.read(role, &mut block);
         block
     }
 
     fn set_page(&mut self, role: usize, block: &Block) {
-        let page = self.pages.of(0).buffer(role).expect("a page");
+        let page = self.pages.buffer(role).expect("a page");
         page.write(0, block);
     }
 
@@ -267,13 +272,15 @@ impl Stripe {
         let view = self.array.view();
         let calculation = view.calculation(&self.record, plan, &pieces, true);
         let mut work = Work {
-            head: 0,
-            runner: 0,
-            pages: self.pages.of(0),
+            flying: 0,
+            pages: self.pages.clone(),
             pieces,
             calculation,
-            partial_parity: calculation.partial.then(|| Box::new([0xee; STRIPE_BYTES])),
-            partial: None,
+            partial: calculation.partial.then(|| {
+                let mut blocks = LogBlocks::default();
+                let rest = calculation.unchanged();
+                Partial::of(&self.pages, rest, &mut blocks).expect("memory")
+            }),
             mismatch: false,
         };
         work.run();
@@ -323,8 +330,9 @@ impl Stripe {
             .map(|i| self.data[i])
             .collect();
         let work = self.calculate(plan, taken);
-        if let Some(partial) = &work.partial_parity {
-            assert!(**partial == sum(&unwritten), "{context}: partial parity");
+        if let Some(partial) = &work.partial {
+            let partial = partial.buffer().to_vec();
+            assert!(partial == sum(&unwritten), "{context}: partial parity");
         }
         let alone = self.array.members.uncommitted(self.record.stripe);
         for RoundPiece { piece, member, .. } in &work.pieces {
@@ -462,7 +470,12 @@ fn the_incoming_devices_block_is_right_after_a_rebuild() {
     for_all(|policy, who, valid| {
         let mut stripe = maker.stripe(policy, who, valid, false);
         // The stripe has begun before its head runs.
-        stripe.array.members.begin_before(stripe.record.stripe + 1);
+        let after = stripe.record.stripe + 1;
+        if who.rebuilds.is_some() {
+            stripe
+                .array
+                .comes(|incoming| incoming.begun = incoming.begun.max(after));
+        }
         let Some(plan) = stripe.array.view().rebuild(&stripe.record) else {
             assert!(who.rebuilds.is_none());
             return;

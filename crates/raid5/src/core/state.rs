@@ -1,8 +1,79 @@
 //! The state of an array that serves, for users.
 
-use super::sync::SyncNow;
-use super::{Core, Counts, WritePath};
-use crate::STRIPE_SECTORS;
+use pvblk_block::Error;
+use std::fmt;
+use std::str::FromStr;
+
+/// The path by which writes go to stripes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WritePath {
+    /// At once, as in md.
+    #[default]
+    Direct,
+    /// Through the stripe queue.
+    StripeQueue,
+}
+
+impl fmt::Display for WritePath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            WritePath::Direct => "direct",
+            WritePath::StripeQueue => "stripe-queue",
+        })
+    }
+}
+
+impl FromStr for WritePath {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<WritePath, Error> {
+        match text {
+            "direct" => Ok(WritePath::Direct),
+            "stripe-queue" => Ok(WritePath::StripeQueue),
+            _ => Err(Error::config(format!(
+                "write path {text:?}: it is direct or stripe-queue"
+            ))),
+        }
+    }
+}
+
+/// An action on all stripes, in md's words (`sync_action`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Parity is made right where it isn't known to be.
+    Resync,
+    /// A device becomes a member.
+    Recover,
+    /// Parity is compared with the data.
+    Check,
+    /// A check that makes wrong parity right.
+    Repair,
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Action::Resync => "resync",
+            Action::Recover => "recover",
+            Action::Check => "check",
+            Action::Repair => "repair",
+        })
+    }
+}
+
+/// Progress of an action.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SyncNow {
+    pub action: Action,
+    /// Sectors of each member that are done, of those to be done.
+    pub done_sectors: u64,
+    /// All of these.
+    pub of_sectors: u64,
+    /// Sectors of members whose parity was wrong.
+    pub mismatch_sectors: u64,
+    /// Only those that the write-intent bitmap marks.
+    pub by_bitmap: bool,
+}
 
 /// A device of the array.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,45 +123,4 @@ pub struct State {
     pub requests: u64,
     /// Path by which writes go to stripe heads.
     pub path: WritePath,
-}
-
-impl Core {
-    /// Counters of writes.
-    pub fn counts(&self) -> Counts {
-        self.counts
-    }
-
-    /// The current state.
-    pub fn state(&self) -> State {
-        let (superblocks, dirty) = self.meta.superblocks();
-        let incoming = self.members.incoming();
-        let members = self.slots.live().filter_map(|slot| {
-            let rebuilt = incoming.filter(|i| i.slot == slot);
-            let place = self.members.role(slot).or(rebuilt.map(|i| i.role))?;
-            Some(MemberNow {
-                slot,
-                place,
-                number: superblocks[slot].as_ref().map_or(0, |s| s.dev_number),
-                rebuilt_sectors: rebuilt.map(|i| i.done * STRIPE_SECTORS),
-                corrected_reads: self.slots.all[slot].as_ref().map_or(0, |s| s.corrected),
-            })
-        });
-        State {
-            members: members.collect(),
-            failed: self.members.failed(),
-            broken: self.broken,
-            dirty,
-            events: self.meta.events(),
-            sync: self.sync_now(),
-            in_sync_sectors: self.unsynced.first().map(|s| s * STRIPE_SECTORS),
-            syncs: self.syncs,
-            mismatch_sectors: self.mismatch_sectors,
-            trouble: self.trouble.clone(),
-            recovered: self.recovered,
-            stripes: self.heads.count(),
-            active_stripes: self.heads.active(),
-            requests: self.taken,
-            path: self.queues.path,
-        }
-    }
 }

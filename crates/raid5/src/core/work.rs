@@ -1,36 +1,30 @@
-//! Computations on pages, and copies to and from them: done without the core's lock, by the thread of the
-//! queue whose request came first, if it is awake, and else by the thread that steps.
+//! Calculations on pages, and copies to and from them.
 //!
-//! The pages of a head belong to its round, and a round has one computation at a time, so no other thread
-//! touches them.
+//! The pages of a stripe belong to its batch, and a batch has one calculation at a time, so no other thread touches them.
 
-use super::pages::{Block, HeadPages, segments};
 use super::plan::{Calculation, Mode, bit};
-use super::{Piece, Shared};
+use super::{Piece, SharedRequest};
 use crate::STRIPE_BYTES;
+use crate::head_pages::{HeadPages, segments};
 use crate::words::Partial;
-use pvblk_block::planted::{Plant, has};
 use pvblk_block::{Buffer, Request, RequestFlags};
 
 /// A piece and the request that it is of.
 pub(super) struct RoundPiece {
     pub piece: Piece,
-    pub request: Shared,
+    pub request: SharedRequest,
     /// Member of its block.
     pub member: usize,
 }
 
 /// See the module's documentation.
 pub(in super::super) struct Work {
-    pub(super) head: usize,
-    /// The queue whose request it is for.
-    pub runner: usize,
+    /// Its batch among those under way.
+    pub(super) flying: usize,
     pub(super) pages: HeadPages,
     pub(super) pieces: Vec<RoundPiece>,
     pub(super) calculation: Calculation,
-    /// Room for partial parity, where it is wanted.
-    pub(super) partial_parity: Option<Box<Block>>,
-    /// Partial parity that is there already.
+    /// Partial parity for a log, where it is wanted.
     pub(super) partial: Option<Partial>,
     /// Parity was wrong.
     pub(super) mismatch: bool,
@@ -97,23 +91,13 @@ impl Work {
             partial.make_parity(&self.pages, parity, touched);
             return;
         }
-        // The partial parity is needed for a log, or before the blocks are written.
-        let modifies = self.calculation.mode == Mode::Modify;
-        if modifies || self.partial_parity.is_some() {
+        if self.calculation.mode == Mode::Modify {
             self.pages.sum(parity, self.calculation.unchanged());
-            if let Some(partial) = &mut self.partial_parity {
-                self.pages.read(parity, partial);
-            }
             self.copy(HeadPages::take);
             self.pages.sum(parity, touched | bit(parity));
         } else {
             self.copy(HeadPages::take);
             self.pages.sum(parity, all & !bit(parity));
-        }
-        if has(Plant::WrongPartialParity)
-            && let Some(partial) = &mut self.partial_parity
-        {
-            self.pages.read(parity, partial);
         }
     }
 

@@ -1,6 +1,6 @@
 //! Words, by which queues own stripes and logs without a lock (docs/decisions/0048-stripes-own-themselves.md). A word is an atomic of 64 bits for
 //! each stripe or log: its owner, its state, and the newest piece of a request that waits for it.
-//! `core::stripes` uses them.
+//! `core` uses them.
 //!
 //! | file | has |
 //! |---|---|

@@ -101,7 +101,7 @@ impl Partial {
     }
 
     /// For the log's write.
-    fn buffer(&self) -> Buffer {
+    pub fn buffer(&self) -> Buffer {
         match self {
             Partial::Sum(LogBlock(region)) => {
                 Buffer::new(region, 0, STRIPE_BYTES).expect("a block's length")

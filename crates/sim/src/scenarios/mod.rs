@@ -20,12 +20,6 @@ pub const SCENARIOS: &[Scenario] = &[
         run: run::<raid::Array>,
     },
     Scenario {
-        name: "raid-words",
-        about: "the same array with the core that has no lock",
-        bugs: raid::bugs_of_words,
-        run: run::<raid::WordsArray>,
-    },
-    Scenario {
         name: "cache",
         about: "a page cache whose power is cut, over a disk that fails and in memory that is short",
         bugs: cache::bugs,

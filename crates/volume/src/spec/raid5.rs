@@ -13,14 +13,12 @@ use super::{Need, VolumeSpec};
 use pvblk_block::units::Span;
 use pvblk_block::{BlockDevice, Error};
 use pvblk_raid5 as raid5;
-use pvblk_raid5::{
-    ArrayOptions, AssembleOptions, Assembly, CoreKind, Geometry, Raid5Progress, WritePath,
-};
+use pvblk_raid5::{ArrayOptions, AssembleOptions, Assembly, Geometry, Raid5Progress, WritePath};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A RAID-5 array of members in md's format: `raid5:[MEMBER][MEMBER]…[,stripes=N][,write-path=PATH][,member-timeout=TIME][,re-add=auto][,core=CORE][,force]`, or
+/// A RAID-5 array of members in md's format: `raid5:[MEMBER][MEMBER]…[,stripes=N][,write-path=PATH][,member-timeout=TIME][,re-add=auto][,force]`, or
 /// `raid5:uuid=UUID,in=PATTERN[,in=PATTERN]…[,missing]` with the same options.
 ///
 /// Members are volumes, each in brackets of its own, in any order: their superblocks say where they belong. There are as many as
@@ -43,8 +41,6 @@ pub struct Raid5Spec {
     pub member_timeout: Option<Duration>,
     /// A member that was kicked for that is taken back when it answers again.
     pub re_add: bool,
-    /// `lock`, or `words`, which scales and hasn't all parts yet.
-    pub core: CoreKind,
     /// Start with stale members, or when dirty and degraded, although data may be wrong.
     pub force: bool,
 }
@@ -70,7 +66,6 @@ impl Raid5Spec {
             write_path: WritePath::default(),
             member_timeout: None,
             re_add: false,
-            core: CoreKind::default(),
             force: false,
         }
     }
@@ -158,14 +153,13 @@ impl Raid5Spec {
             member_timeout: self.member_timeout,
             re_add: self.re_add,
             names: Arc::new(SpecNames::new(need)),
-            ..ArrayOptions::default()
         };
         let patterns = match &self.of {
             Members::Found(candidates) => candidates.within.iter(),
             Members::Named(_) => [].iter(),
         };
         let patterns = patterns.map(VolumeSpec::to_string).collect();
-        raid5::serve(assembly, &options, self.core, patterns)
+        raid5::serve(assembly, &options, patterns)
     }
 
     fn options(&self) -> AssembleOptions {
@@ -216,9 +210,6 @@ impl fmt::Display for Raid5Spec {
         }
         if self.re_add {
             f.write_str(",re-add=auto")?;
-        }
-        if self.core != CoreKind::default() {
-            write!(f, ",core={}", self.core)?;
         }
         f.write_str(if self.force { ",force" } else { "" })
     }

@@ -4,7 +4,6 @@ use super::boot::Turns;
 use super::inspect::RawMembers;
 use super::profile::{ArrayProfile, Losses, Policy};
 use super::sabotage::{Areas, of_member};
-use super::served::{Keeper, Served};
 use super::shape::Shape;
 use crate::bugs::Bug;
 use crate::disk::{Crash, CrashDisk, DiskSetup, Fails, Survives};
@@ -14,18 +13,26 @@ use crate::user::User;
 use crate::workload::Workload;
 use crate::{drop_killed, pick};
 use fastrand::Rng;
+use pvblk_block::Reclaim;
 use pvblk_raid5::{
-    Consistency, CoreKind, Layout, NewArray, PplHeader, SUPER_SECTOR, Superblock, WriteIntent,
-    ppl_signature,
+    BackgroundWork, Consistency, Layout, NewArray, PplHeader, Raid5, SUPER_SECTOR, Superblock,
+    WriteIntent, ppl_signature,
 };
 use std::sync::Arc;
 use std::time::Duration;
 
 /// The process that serves the array.
 pub struct ArrayProcess {
-    pub array: Arc<dyn Served>,
-    pub background: Option<Keeper>,
+    pub array: Arc<Raid5>,
+    pub background: Option<BackgroundWork>,
     pub users: Vec<User>,
+}
+
+impl ArrayProcess {
+    /// The place without a member, also if only superblocks leave it out so far.
+    pub fn without(&self) -> Option<usize> {
+        self.array.failed().or(self.array.left_out())
+    }
 }
 
 /// The state of the scenario.
@@ -76,12 +83,11 @@ pub struct Array {
 
 impl Array {
     /// New members of an array that was never started.
-    pub fn new(seed: u64, bug: Option<Bug>, mut log: Log, core: CoreKind) -> Result<Array, String> {
+    pub fn new(seed: u64, bug: Option<Bug>, mut log: Log) -> Result<Array, String> {
         let mut rng = Rng::with_seed(seed);
         let profile = ArrayProfile::new(&mut rng)
             .with_zeroes(seed)
-            .with_stalls(seed)
-            .with_core(core);
+            .with_stalls(seed);
         let shape = profile.shape;
         let all = [shape.members as u64, shape.chunk, shape.rows];
         log.add("an array of # members, chunks of # sectors, # rows", all);
@@ -231,7 +237,13 @@ impl Array {
         let mut turns = Turns::new(&self.disks, &mut self.w.rng, left);
         turns.end_stalls();
         let had_work = background.is_busy();
-        background.step(self.w.log.elapsed(), &self.w.log, &mut turns);
+        let log = &self.w.log;
+        // Time passes while it waits.
+        let mut idle = || {
+            log.clock.advance(Duration::from_millis(10));
+            turns.turn()
+        };
+        background.work_with(&|| log.elapsed(), &mut idle);
         let (is_cut, trouble) = turns.end();
         self.trouble = self.trouble.take().or(trouble);
         if is_cut {
@@ -343,7 +355,7 @@ impl Array {
 
     /// Lets a member fail, unless the array is without one already, or needs all of them.
     fn fail_first(&mut self) {
-        let without = self.process.as_ref().and_then(|p| p.array.failed());
+        let without = self.process.as_ref().and_then(|p| p.without());
         if without.is_some() || !self.is_synced() {
             return;
         }
@@ -379,7 +391,7 @@ impl Array {
     fn fail_second(&mut self) {
         // If the array hasn't noticed the first failure, the second failed member is the one that
         // it drops.
-        let without = self.process.as_ref().and_then(|p| p.array.failed());
+        let without = self.process.as_ref().and_then(|p| p.without());
         let Some(victim) = without else { return };
         let members = self.by_role.len();
         let other = self.by_role[(victim + self.w.rng.usize(1..members)) % members];
@@ -407,7 +419,7 @@ impl Array {
             disks: &self.disks,
             data_sectors: &self.data_sectors,
             by_role: &self.by_role,
-            missing: self.process.as_ref().and_then(|p| p.array.failed()),
+            missing: self.process.as_ref().and_then(|p| p.without()),
             in_sync: in_sync.unwrap_or(u64::MAX),
         };
         raw.check(&self.w.checker)
@@ -495,8 +507,7 @@ impl Actors for Array {
             return Err(why);
         }
         self.end_stall();
-        let process = self.process.as_ref();
-        process.map_or(Ok(()), |p| p.array.check_queues())
+        Ok(())
     }
 
     fn act(&mut self, actor: usize, fill: bool) -> Result<bool, String> {
@@ -506,7 +517,7 @@ impl Actors for Array {
             return Err("nobody is there".into());
         };
         let state = &mut self.w.array;
-        state.degraded = process.array.failed().is_some();
+        state.degraded = process.without().is_some();
         let rebuilding = process.array.rebuilding().is_some();
         state.alone = state.degraded && !rebuilding;
         if rebuilding && !self.rebuilding {

@@ -40,7 +40,7 @@ impl Array {
         if self.profile.limit.is_none() || self.is_cut() {
             return;
         }
-        let Some(place) = process.and_then(|p| p.array.failed()) else {
+        let Some(place) = process.and_then(|p| p.without()) else {
             return;
         };
         let disk = self.by_role[place];
@@ -56,7 +56,7 @@ impl Array {
 
     /// The disk that the array is without.
     pub fn missing(&self) -> Option<usize> {
-        let place = self.process.as_ref()?.array.failed()?;
+        let place = self.process.as_ref()?.without()?;
         Some(self.by_role[place])
     }
 
@@ -97,7 +97,7 @@ impl Array {
         let Some(process) = self.process.as_ref() else {
             return;
         };
-        if self.kicked.is_none() || process.array.failed().is_some() {
+        if self.kicked.is_none() || process.without().is_some() {
             return;
         }
         let recovered = process.array.state().recovered;
@@ -116,7 +116,7 @@ impl Array {
             return;
         };
         let array = &process.array;
-        let place = array.failed().filter(|_| array.rebuilding().is_none());
+        let place = process.without().filter(|_| array.rebuilding().is_none());
         let (Some(place), true) = (place, self.profile.limit.is_some()) else {
             return;
         };

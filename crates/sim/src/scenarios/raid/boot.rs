@@ -2,14 +2,15 @@
 
 use super::array::{Array, ArrayProcess};
 use super::profile::{Losses, Policy};
-use super::served;
 use super::shape::BLOCK_SECTORS;
 use crate::disk::CrashDisk;
 use crate::scheduler::Actors;
 use crate::user::User;
 use fastrand::Rng;
 use pvblk_block::{BlockDevice, Error, ErrorKind};
-use pvblk_raid5::{ArrayOptions, AssembleOptions, WritePath, assemble, prepare};
+use pvblk_raid5::{
+    ArrayOptions, AssembleOptions, BackgroundWork, Raid5, WritePath, assemble, prepare,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -251,13 +252,13 @@ impl Array {
                 true => WritePath::StripeQueue,
                 false => WritePath::Direct,
             },
-            lazy: self.profile.lazy,
             member_timeout: self.profile.limit.map(Duration::from_millis),
             re_add: self.profile.re_add,
             ..ArrayOptions::default()
         };
-        let started = served::start(self.profile.core, assembly, &options);
-        let (array, background) = started.map_err(|e| Stop::Refused(e.to_string()))?;
+        let started = Raid5::start(assembly, &options);
+        let array = started.map_err(|e| Stop::Refused(e.to_string()))?;
+        let background = BackgroundWork::new(&array);
         let device: Arc<dyn BlockDevice> = array.clone();
         self.w.checker.started();
         let users = User::open_all(&device, &mut self.w).map_err(Stop::Wrong)?;

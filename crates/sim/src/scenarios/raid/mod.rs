@@ -17,21 +17,17 @@ mod boot;
 mod inspect;
 mod profile;
 mod sabotage;
-mod served;
 mod shape;
 
 pub use array::Array;
-pub use served::WordsArray;
 
 use crate::ScenarioState;
 use crate::bugs::{Bug, Code, logic};
 use crate::log::Log;
 use crate::scheduler::Actors;
-use pvblk_raid5::CoreKind;
 
-/// Bugs of the disks below, which any array has to find.
-pub fn bugs_of_words() -> Vec<Bug> {
-    vec![
+pub fn bugs() -> Vec<Bug> {
+    let mut all = vec![
         Bug::FuaForgotten,
         Bug::FlushOneLess,
         Bug::FlushOneQueue,
@@ -49,18 +45,14 @@ pub fn bugs_of_words() -> Vec<Bug> {
         Bug::FlushOneMember,
         Bug::PositionNotFlushed,
         Bug::IntentNotAwaited,
-    ]
-}
-
-pub fn bugs() -> Vec<Bug> {
-    let mut all = bugs_of_words();
+    ];
     all.extend(logic(Code::Array));
     all
 }
 
 impl ScenarioState for Array {
     fn new(seed: u64, bug: Option<Bug>, log: Log) -> Result<Array, String> {
-        Array::new(seed, bug, log, CoreKind::Lock)
+        Array::new(seed, bug, log)
     }
 
     fn drive(&mut self) -> Result<(), String> {

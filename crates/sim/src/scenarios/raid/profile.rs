@@ -4,7 +4,6 @@ use super::shape::Shape;
 use crate::pick;
 use crate::workload::{Load, Mix};
 use fastrand::Rng;
-use pvblk_raid5::CoreKind;
 
 /// The means by which parity is made right after a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,8 +58,6 @@ pub struct ArrayProfile {
     pub later: bool,
     /// Writes go through the stripe queue.
     pub queued: bool,
-    /// Stripes wait before their data is computed, so that others come in between.
-    pub lazy: bool,
     /// Number of starts, of 8, that are cut.
     pub cut_starts: u32,
     /// Shares of users and members in the steps.
@@ -75,7 +72,6 @@ pub struct ArrayProfile {
     pub limit: Option<u64>,
     /// Members that stalled come back by themselves.
     pub re_add: bool,
-    pub core: CoreKind,
 }
 
 impl ArrayProfile {
@@ -112,12 +108,6 @@ impl ArrayProfile {
             later: false,
             ..self
         }
-    }
-
-    /// With this core, and what it has.
-    #[must_use]
-    pub fn with_core(self, core: CoreKind) -> ArrayProfile {
-        ArrayProfile { core, ..self }
     }
 
     /// The properties of a seed.
@@ -181,6 +171,8 @@ impl ArrayProfile {
             Losses::Starting,
             Losses::Two,
         ];
+        // Of a property that is no more: old seeds keep their other choices.
+        rng.bool();
         ArrayProfile {
             policy,
             log_sectors,
@@ -193,7 +185,6 @@ impl ArrayProfile {
             bitmap_chunk,
             later,
             queued,
-            lazy: rng.bool(),
             losses: pick(rng, &losses),
             cut_starts: pick(rng, &[0, 2, 5]),
             pace: [1, 2].map(|_| pick(rng, &[1, 3, 9])),
@@ -202,7 +193,6 @@ impl ArrayProfile {
             holes: false,
             limit: None,
             re_add: false,
-            core: CoreKind::Lock,
             shape,
         }
     }

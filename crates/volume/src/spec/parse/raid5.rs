@@ -46,7 +46,7 @@ fn named(text: &str, depth: usize) -> Result<Raid5Spec, String> {
         if !option(&mut spec, key, value)? {
             return Err(unknown(
                 key,
-                "stripes=N, write-path=PATH, member-timeout=TIME, re-add=auto, core=lock|words, force",
+                "stripes=N, write-path=PATH, member-timeout=TIME, re-add=auto, force",
             ));
         }
     }
@@ -83,7 +83,7 @@ fn found(text: &str, depth: usize) -> Result<Raid5Spec, String> {
             ("missing", None) => candidates.missing = true,
             (key, value) => {
                 if !option(&mut spec, key, value)? {
-                    let known = "uuid=UUID, in=PATTERN, missing, stripes=N, write-path=PATH, member-timeout=TIME, re-add=auto, core=lock|words, force";
+                    let known = "uuid=UUID, in=PATTERN, missing, stripes=N, write-path=PATH, member-timeout=TIME, re-add=auto, force";
                     return Err(format!(
                         "{}, {FOUND}; write in=[file:PATTERN] for a pattern with a comma",
                         unknown(key, known)
@@ -166,9 +166,10 @@ fn option(spec: &mut Raid5Spec, key: &str, value: Option<&str>) -> Result<bool, 
             spec.re_add = true;
         }
         ("core", Some(value)) => {
-            spec.core = value
-                .parse()
-                .map_err(|_| format!("core `{}` is not lock or words", value.escape_debug()))?;
+            // Earlier releases had two, and wrote the name of one into their state.
+            if !["lock", "words"].contains(&value) {
+                return Err(format!("core `{}`: leave it out", value.escape_debug()));
+            }
         }
         ("force", None) => spec.force = true,
         _ => return Ok(false),
@@ -195,10 +196,15 @@ mod tests {
     use crate::VolumeSpec;
 
     #[test]
-    fn a_core_is_one_of_two() {
-        let spec: Result<VolumeSpec, _> = "raid5:[/a][/b][/c],core=fast".parse();
-        let why = spec.unwrap_err().to_string();
-        assert!(why.contains("core `fast` is not lock or words"), "{why}");
+    fn cores_of_earlier_releases_are_read_and_mean_nothing() {
+        let of = |text: &str| text.parse::<VolumeSpec>();
+        for core in ["lock", "words"] {
+            let spec = of(&format!("raid5:[/a][/b][/c],core={core},stripes=512"));
+            let spec = spec.expect("a spec of an earlier release").to_string();
+            assert_eq!(spec, "raid5:[file:/a][file:/b][file:/c],stripes=512");
+        }
+        let why = of("raid5:[/a][/b][/c],core=fast").unwrap_err().to_string();
+        assert!(why.contains("core `fast`: leave it out"), "{why}");
     }
 
     #[test]

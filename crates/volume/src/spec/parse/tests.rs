@@ -3,7 +3,7 @@ use crate::spec::{Candidates, Members, NbdSpec, Raid5Spec};
 use pvblk_block::ErrorKind;
 use pvblk_cache::Mode;
 use pvblk_client::rbd::{OnLostLock, RbdSpec};
-use pvblk_raid5::{CoreKind, WritePath};
+use pvblk_raid5::WritePath;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -301,10 +301,6 @@ fn random(rng: &mut fastrand::Rng, depth: u32) -> VolumeSpec {
             };
             let millis = rng.u64(100..100_000);
             let limit = rng.bool().then(|| Duration::from_millis(millis));
-            let core = match rng.bool() {
-                true => CoreKind::Words,
-                false => CoreKind::Lock,
-            };
             VolumeSpec::Raid5(Raid5Spec {
                 of,
                 stripes: rng.u32(17..=32768),
@@ -314,7 +310,6 @@ fn random(rng: &mut fastrand::Rng, depth: u32) -> VolumeSpec {
                 },
                 member_timeout: limit,
                 re_add: limit.is_some() && rng.bool(),
-                core,
                 force: rng.bool(),
             })
         }
@@ -577,7 +572,7 @@ fn every_error_is_one_line_that_says_what_is_allowed() {
         ),
         (
             "raid5:[/a][/b][/c],",
-            "unknown option ``: use stripes=N, write-path=PATH, member-timeout=TIME, re-add=auto, core=lock|words, force",
+            "unknown option ``: use stripes=N, write-path=PATH, member-timeout=TIME, re-add=auto, force",
         ),
         (
             "raid5:[/a][/b][/c],member-timeout=1ms",

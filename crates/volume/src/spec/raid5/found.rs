@@ -290,7 +290,6 @@ pub(super) fn spec_now(parts: &SpecParts) -> Raid5Spec {
         write_path: parts.write_path,
         member_timeout: parts.member_timeout,
         re_add: parts.re_add,
-        core: parts.core,
         force: false,
     }
 }

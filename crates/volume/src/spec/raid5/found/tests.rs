@@ -1,8 +1,6 @@
 use super::*;
 use crate::FileVolume;
-use pvblk_raid5::{
-    CoreKind, CreateOptions, NewMembers, Role, SUPER_SECTOR, create, parse_uuid, sleepy,
-};
+use pvblk_raid5::{CreateOptions, NewMembers, Role, SUPER_SECTOR, create, parse_uuid, sleepy};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
@@ -272,11 +270,10 @@ fn the_spec_that_works_is_told() {
         write_path: memory.write_path,
         member_timeout: None,
         re_add: false,
-        core: CoreKind::Lock,
     };
     assert_eq!(
         spec_now(&parts).to_string(),
-        "raid5:[mem:8M][missing][mem:4M],core=lock"
+        "raid5:[mem:8M][missing][mem:4M]"
     );
 }
 

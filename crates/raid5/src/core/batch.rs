@@ -1,0 +1,547 @@
+//! Batches: the work of a stripe from the claim of its word to the release.
+
+use super::io::Purpose;
+use super::queue::{Mail, QueueCore};
+use super::record::{Batch, Kind, Stripe, Waiting};
+use super::{Action, Data, Work, bit};
+use crate::core::plan::Plan;
+use crate::core::work::borrowed;
+use crate::head_pages::bits;
+use crate::words;
+use crate::words::{
+    Claimed, Closed, Errands, Leaves, LogEntry, Looked, Open, Parked, Part, Partial, Seen, Token,
+};
+use pvblk_block::{Op, RequestFlags};
+
+/// A batch whose next step is the end of its I/O, or of its calculation.
+pub enum Flying {
+    Reading {
+        token: Token<Open, Stripe>,
+        plan: Plan,
+        /// Parts that the plan is for.
+        parts: usize,
+        /// Parts that have joined had their reads.
+        again: bool,
+        ios: Ios,
+    },
+    Calculating(Token<Closed, Stripe>),
+    Writing {
+        token: Token<Closed, Stripe>,
+        /// It is in a log's unit that is stable.
+        logged: Option<Part>,
+        ios: Ios,
+    },
+}
+
+impl Flying {
+    pub(super) fn stripe(&self) -> &Stripe {
+        match self {
+            Flying::Reading { token, .. } => token.record(),
+            Flying::Calculating(token) | Flying::Writing { token, .. } => token.record(),
+        }
+    }
+}
+
+/// I/O of a batch that hasn't ended, and a mask of failures: of roles if it reads, and of slots if it writes.
+#[derive(Clone, Copy)]
+pub struct Ios {
+    left: usize,
+    failed: u64,
+}
+
+/// A batch that is written, except to members that failed: it is acknowledged when superblocks name them.
+pub struct Unnamed {
+    token: Token<words::Waiting, Stripe>,
+    failed: u64,
+}
+
+impl Unnamed {
+    /// True if it isn't acknowledged as long as this slot is a member's.
+    pub(super) fn waits_for(&self, slot: usize) -> bool {
+        self.failed & bit(slot) != 0
+    }
+}
+
+impl QueueCore {
+    /// The word is this queue's.
+    pub(super) fn claimed(&mut self, token: Token<Claimed, Stripe>) {
+        match self.common.words.look(token, &self.common.epoch) {
+            Looked::Parked(token, tell) => {
+                self.tell(tell);
+                self.parked.push(token);
+            }
+            Looked::Open(token) => {
+                self.has_seen(token.epoch());
+                self.open_batch(token);
+            }
+        }
+    }
+
+    fn open_batch(&mut self, mut token: Token<Open, Stripe>) {
+        self.take_arrivals(&mut token);
+        if self.now.broken {
+            let mut token = self.close_word(token);
+            let failed = token.record_mut().fail();
+            self.end_parts(failed);
+            return self.leave(token);
+        }
+        let record = token.record_mut();
+        record.turn_to_first();
+        record.was_useful = record.known.valid != 0;
+        let kind = record.kind();
+        let token = match kind.writes() {
+            true => self.may_write(token),
+            false => Some(token),
+        };
+        let Some(mut token) = token else { return };
+        let record = token.record_mut();
+        if let Kind::Sync(action) = kind {
+            self.sync_opened(record.known.stripe, action);
+            if action != Action::Recover {
+                // The data on the members counts.
+                record.known.valid = 0;
+            }
+        }
+        record.seen = self.now.see(record.known.stripe);
+        if record.pages.is_none() {
+            match self.take_pages() {
+                None => return self.wait_for_pages(token),
+                pages => token.record_mut().pages = pages,
+            }
+        }
+        self.read_blocks(token, false);
+    }
+
+    fn take_arrivals<S: words::Takes>(&mut self, token: &mut Token<S, Stripe>) {
+        let mut arrived = Vec::new();
+        self.common.words.take(token, &mut arrived);
+        token.record_mut().add(arrived, &self.common.geometry);
+    }
+
+    /// Closes the batch; arrivals until then are among those that wait.
+    fn close_word(&mut self, token: Token<Open, Stripe>) -> Token<Closed, Stripe> {
+        let mut arrived = Vec::new();
+        let mut token = self.common.words.close(token, &mut arrived);
+        token.record_mut().add(arrived, &self.common.geometry);
+        token
+    }
+
+    fn take_pages(&mut self) -> Option<words::StripePages> {
+        let mut errands = Errands::default();
+        let words = (&self.common.words, &self.common.epoch);
+        let pages = self.reserve.take(words, &mut errands);
+        self.run_errands(errands);
+        pages
+    }
+
+    /// Errands of pages.
+    fn run_errands(&mut self, errands: Errands<Stripe>) {
+        for to in errands.wake {
+            self.send(to, Mail::Pages);
+        }
+        self.tell(errands.tell);
+        for token in errands.arrived {
+            self.leave(token);
+        }
+    }
+
+    /// A batch that waits for pages is parked: else a stop would wait for it, and it for batches that wait for the stop's end.
+    fn wait_for_pages(&mut self, token: Token<Open, Stripe>) {
+        let (token, tell) = self.common.words.park(token, &self.common.epoch);
+        self.tell(tell);
+        self.pageless.push(token);
+    }
+
+    pub(super) fn wake_pageless(&mut self) {
+        for token in std::mem::take(&mut self.pageless) {
+            self.claim_again(token);
+        }
+    }
+
+    /// A parked batch goes on as after a claim.
+    pub(super) fn claim_again(&mut self, token: Token<Parked, Stripe>) {
+        let token = self.common.words.go_on(token);
+        self.send(self.me, Mail::Stripe(token));
+    }
+
+    /// Gives up the batch: it is planned anew when the stop is over.
+    pub(super) fn park(&mut self, mut token: Token<Open, Stripe>) {
+        token.record_mut().forget();
+        let (token, tell) = self.common.words.park(token, &self.common.epoch);
+        self.tell(tell);
+        self.parked.push(token);
+    }
+
+    /// Plans for all that wait, and reads. `again`: others have joined while the first ones' blocks were read.
+    fn read_blocks(&mut self, mut token: Token<Open, Stripe>, again: bool) {
+        let record = token.record_mut();
+        let view = self.common.view(&self.now, &record.seen);
+        let parts = record.waiting.len();
+        let plan = record.next_plan(&view, parts);
+        let Some(plan) = plan.filter(|plan| plan.reads != 0) else {
+            return self.close_batch(token, parts);
+        };
+        let sector = self
+            .common
+            .geometry
+            .stripe_member_sector(record.known.stripe);
+        let pages = record.head_pages().expect("a batch has pages");
+        if record.kind() == Kind::Write {
+            self.tallies.note_prereads(plan.reads.count_ones());
+        }
+        let ios = Ios {
+            left: plan.reads.count_ones() as usize,
+            failed: 0,
+        };
+        let flying = self.flying.insert(Flying::Reading {
+            token,
+            plan,
+            parts,
+            again,
+            ios,
+        });
+        for role in bits(plan.reads) {
+            let slot = self.now.members.reads(role);
+            let io = (
+                slot.expect("a member that was planned with"),
+                Op::Read,
+                false,
+            );
+            let purpose = Purpose::Read { flying, role };
+            self.start(purpose, io, sector, Data::of(pages.buffer(role)));
+        }
+    }
+
+    pub(super) fn block_read(&mut self, flying: usize, role: usize, ok: bool) {
+        let Flying::Reading { token, ios, .. } = &mut self.flying[flying] else {
+            debug_assert!(false, "a read of a batch that has none");
+            return;
+        };
+        ios.left -= 1;
+        match ok {
+            true => token.record_mut().known.valid |= bit(role),
+            false => ios.failed |= bit(role),
+        }
+        if ios.left > 0 {
+            return;
+        }
+        if let Flying::Reading {
+            token,
+            plan,
+            parts,
+            again,
+            ios,
+        } = self.flying.remove(flying)
+        {
+            self.blocks_read(token, plan, (parts, again), ios.failed);
+        }
+    }
+
+    pub(super) fn block_written(&mut self, flying: usize, slot: usize, ok: bool) {
+        let Flying::Writing { ios, .. } = &mut self.flying[flying] else {
+            debug_assert!(false, "a write of a batch that has none");
+            return;
+        };
+        ios.left -= 1;
+        ios.failed |= if ok { 0 } else { bit(slot) };
+        if ios.left > 0 {
+            return;
+        }
+        if let Flying::Writing { token, logged, ios } = self.flying.remove(flying) {
+            self.written(token, logged, ios.failed);
+        }
+    }
+
+    /// All reads of a plan have ended; those of these roles (a mask) failed.
+    fn blocks_read(
+        &mut self,
+        mut token: Token<Open, Stripe>,
+        plan: Plan,
+        (parts, again): (usize, bool),
+        failed: u64,
+    ) {
+        let slots = bits(failed).filter_map(|role| self.now.members.reads(role));
+        for slot in slots.collect::<Vec<_>>() {
+            if !self.common.note_read_error(&self.now, slot) {
+                self.common.note_failure(slot);
+                self.member_failed(slot);
+            }
+        }
+        if matches!(self.look(), Seen::Stopped(_)) {
+            return self.park(token);
+        }
+        if failed != 0 {
+            return self.unreadable(token, plan, parts, failed);
+        }
+        if again || !matches!(token.record().kind(), Kind::Read | Kind::Write) {
+            return self.close_batch(token, parts);
+        }
+        self.take_arrivals(&mut token);
+        if token.record().waiting.len() == parts {
+            return self.close_batch(token, parts);
+        }
+        self.read_blocks(token, true);
+    }
+
+    /// Members are there that couldn't read their blocks: one is calculated and written, if all others can be read.
+    fn unreadable(
+        &mut self,
+        mut token: Token<Open, Stripe>,
+        plan: Plan,
+        parts: usize,
+        failed: u64,
+    ) {
+        let record = token.record_mut();
+        let view = self.common.view(&self.now, &record.seen);
+        let is_one = failed.count_ones() == 1 && record.known.bad == 0;
+        let role = failed.trailing_zeros() as usize;
+        if !is_one || !view.can_fix(&record.known, &plan, role) {
+            return self.lose_blocks(token, plan, parts);
+        }
+        record.known.bad = bit(role);
+        if let Some(token) = self.may_write(token) {
+            self.read_blocks(token, false);
+        }
+    }
+
+    /// Two blocks of the stripe can't be read: those that need them fail.
+    fn lose_blocks(&mut self, token: Token<Open, Stripe>, plan: Plan, parts: usize) {
+        let mut token = self.close_word(token);
+        let record = token.record_mut();
+        let sector = self
+            .common
+            .geometry
+            .stripe_member_sector(record.known.stripe);
+        tracing::error!("raid5: sector {sector} of the members: two blocks can't be read");
+        let lost = match record.kind() {
+            // All wait for it.
+            Kind::Fix => record.fail_stripe(),
+            // A check passes over it.
+            Kind::Sync(action) => vec![record.sync_done(action != Action::Recover)],
+            Kind::Read | Kind::Write => {
+                let view = self.common.view(&self.now, &record.seen);
+                let pieces = record.taken(&view, &plan, parts);
+                record.done(pieces, false)
+            }
+        };
+        record.forget();
+        record.known.bad = 0;
+        let rebuilds = |waiting: &Waiting| waiting.part.is_rebuild();
+        if lost.iter().any(rebuilds) {
+            // Before the word is left: its next owner would count on the incoming device.
+            self.stop_rebuild(sector);
+        }
+        self.end_parts(lost);
+        self.leave(token);
+    }
+
+    /// All that the first parts need was read.
+    fn close_batch(&mut self, token: Token<Open, Stripe>, parts: usize) {
+        let mut token = self.close_word(token);
+        let record = token.record_mut();
+        let view = self.common.view(&self.now, &record.seen);
+        let ready = match record.kind() {
+            Kind::Read | Kind::Write => Some(record.ready(&view, parts)),
+            Kind::Sync(_) | Kind::Fix => record.next_plan(&view, parts).map(|p| (p, Vec::new())),
+        };
+        let Some((plan, pieces)) = ready else {
+            return self.end_batch(token, Vec::new(), true);
+        };
+        if record.kind() == Kind::Write {
+            let blocks = self.common.geometry.data_members();
+            self.tallies.note_round(plan.blocks().1 == blocks);
+        }
+        let calculation = view.calculation(&record.known, &plan, &pieces, !self.common.limited);
+        let pages = record.head_pages().expect("a batch has pages");
+        let partial = match calculation.partial {
+            false => Ok(None),
+            true => Partial::of(&pages, calculation.unchanged(), &mut self.blocks).map(Some),
+        };
+        record.batch = Some(Batch {
+            plan,
+            pieces: Vec::new(),
+            calculation,
+        });
+        let Ok(partial) = partial else {
+            tracing::error!("raid5: there is no memory for a log");
+            return self.end_batch(token, pieces, false);
+        };
+        let head = self.flying.insert(Flying::Calculating(token));
+        self.works.push(Work {
+            flying: head,
+            pages,
+            pieces,
+            calculation,
+            partial,
+            mismatch: false,
+        });
+    }
+
+    /// A calculation is done.
+    pub fn worked(&mut self, work: Work) {
+        let Flying::Calculating(mut token) = self.flying.remove(work.flying) else {
+            debug_assert!(false, "a calculation of a batch that has none");
+            return;
+        };
+        let record = token.record_mut();
+        record.known.calculated(&work.calculation);
+        let stripe = record.known.stripe;
+        let is_left = match record.kind() {
+            Kind::Read => false,
+            Kind::Sync(Action::Check) => false,
+            Kind::Sync(Action::Resync | Action::Repair) => work.mismatch,
+            Kind::Sync(Action::Recover) | Kind::Write | Kind::Fix => true,
+        };
+        let Some(batch) = &mut record.batch else {
+            debug_assert!(false, "a calculation without a batch");
+            return;
+        };
+        record.waiting[0].mismatch = work.mismatch;
+        if !is_left {
+            return self.end_batch(token, work.pieces, true);
+        }
+        batch.pieces = work.pieces;
+        let (first, blocks) = batch.plan.blocks();
+        match work.calculation.logged {
+            false => self.write_blocks(token, None),
+            true => self.wait_for_log(
+                token,
+                LogEntry {
+                    stripe,
+                    first,
+                    blocks,
+                    partial: work.partial,
+                },
+            ),
+        }
+    }
+
+    /// Writes data and parity to the members.
+    pub(super) fn write_blocks(&mut self, mut token: Token<Closed, Stripe>, logged: Option<Part>) {
+        debug_assert!(self.is_current(token.epoch()), "planned for other members");
+        let record = token.record_mut();
+        let sector = self
+            .common
+            .geometry
+            .stripe_member_sector(record.known.stripe);
+        let pages = record.head_pages();
+        let view = self.common.view(&self.now, &record.seen);
+        let (Some(pages), Some(batch)) = (pages, &record.batch) else {
+            debug_assert!(false, "a batch has pages and a plan");
+            return;
+        };
+        let is_fua = |p: &super::RoundPiece| p.request.flags.contains(RequestFlags::FUA);
+        let fua = batch.pieces.iter().any(is_fua);
+        let writes: Vec<_> = view
+            .writes(&record.known, &batch.plan)
+            .into_iter()
+            .map(|(role, slot)| {
+                if batch.calculation.hole && self.now.device(slot).slot.ability.zeroes {
+                    return ((slot, Op::WriteZeroes, fua), Data::Zeros);
+                }
+                let pieces = Some(&batch.pieces).filter(|_| batch.calculation.borrows);
+                let data = pieces.and_then(|pieces| borrowed(pieces, role));
+                let data = Data::of(data.or_else(|| pages.buffer(role)));
+                ((slot, Op::Write, fua), data)
+            })
+            .collect();
+        let ios = Ios {
+            left: writes.len(),
+            failed: 0,
+        };
+        if writes.is_empty() {
+            return self.written(token, logged, 0);
+        }
+        let flying = self.flying.insert(Flying::Writing { token, logged, ios });
+        for (io, data) in writes {
+            self.start(Purpose::Write { flying }, io, sector, data);
+        }
+    }
+
+    fn written(&mut self, token: Token<Closed, Stripe>, logged: Option<Part>, failed: u64) {
+        for slot in bits(failed) {
+            self.member_failed(slot);
+        }
+        if let Some(part) = logged {
+            self.give_back(part);
+        }
+        if failed == 0 {
+            return self.finish_batch(token, true);
+        }
+        let (token, tell) = self.common.words.wait(token, &self.common.epoch);
+        self.tell(tell);
+        self.unnamed.push(Unnamed { token, failed });
+    }
+
+    /// A stop is over. The batch is acknowledged, unless one of the members that failed it is one still.
+    pub(super) fn name_or_wait(&mut self, unnamed: Unnamed) {
+        let mut waits = false;
+        for slot in bits(unnamed.failed) {
+            waits |= self.member_failed(slot);
+        }
+        if waits {
+            return self.unnamed.push(unnamed);
+        }
+        let token = self.common.words.resume(unnamed.token);
+        self.finish_batch(token, !self.now.broken);
+    }
+
+    fn finish_batch(&mut self, mut token: Token<Closed, Stripe>, ok: bool) {
+        let batch = token.record_mut().batch.as_mut();
+        let pieces = batch.map(|batch| std::mem::take(&mut batch.pieces));
+        self.end_batch(token, pieces.unwrap_or_default(), ok);
+    }
+
+    /// The batch is over: its pieces are acknowledged, and the word is left.
+    fn end_batch(
+        &mut self,
+        mut token: Token<Closed, Stripe>,
+        pieces: Vec<super::RoundPiece>,
+        ok: bool,
+    ) {
+        let record = token.record_mut();
+        let batch = record.batch.take();
+        let parts = match record.kind() {
+            Kind::Fix => {
+                if batch.is_some() && ok {
+                    self.common.note_fixed(&self.now, &record.known);
+                }
+                record.known.bad = 0;
+                Vec::new()
+            }
+            Kind::Sync(_) => vec![record.sync_done(ok)],
+            Kind::Read | Kind::Write => record.done(pieces, ok),
+        };
+        let blocks = self.common.geometry.data_members();
+        let whole = batch.is_some_and(|batch| batch.plan.blocks().1 == blocks);
+        if !ok {
+            record.forget();
+        }
+        let mut wake = Vec::new();
+        self.reserve.end_batch(record, whole, &mut wake);
+        for to in wake {
+            self.send(to, Mail::Pages);
+        }
+        self.end_parts(parts);
+        self.leave(token);
+    }
+
+    /// Frees the word, or hands it over to the queue whose part waits longest.
+    fn leave<S: Leaves>(&mut self, mut token: Token<S, Stripe>) {
+        if token.record().waiting.is_empty() {
+            let mut errands = Errands::default();
+            let words = (&self.common.words, &self.common.epoch);
+            let left = self.reserve.release(words, token, &mut errands);
+            self.run_errands(errands);
+            match left {
+                Ok(()) => return,
+                Err(back) => token = back,
+            }
+            self.take_arrivals(&mut token);
+        }
+        let to = token.record().next_owner();
+        let to = to.expect("somebody has arrived");
+        let token = self.common.words.hand_over(token, to);
+        self.send(to, Mail::Stripe(token));
+    }
+}

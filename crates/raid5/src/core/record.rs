@@ -1,0 +1,377 @@
+//! [`Stripe`]: the record of a stripe's word, which goes with the word's token.
+
+use super::membership::Seen;
+use super::{Action, Piece, Record, RoundPiece, SharedRequest, bit};
+use crate::core::plan::{Calculation, Plan, View};
+use crate::head_pages::{HeadPages, bits};
+use crate::words::{self, Arrived, Owner, Place, StripePages};
+use crate::{Geometry, STRIPE_SECTORS};
+use pvblk_block::{Op, RequestFlags};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Work that waits for one stripe.
+pub struct Part {
+    pub(super) of: PartOf,
+    /// The queue that has taken the request, or that syncs.
+    pub(super) from: Owner,
+    pub(super) stripe: u64,
+}
+
+/// The cause of a part.
+pub enum PartOf {
+    /// The part of a request that lies in the stripe.
+    Request {
+        request: SharedRequest,
+        /// Number of the request in its queue.
+        id: usize,
+        /// Sectors of the array. Those that lie in other stripes aren't this part's.
+        sectors: Range<u64>,
+        /// It comes from the stripe queue, which has this number for its stripe.
+        way: Option<usize>,
+    },
+    /// The stripe's turn in a rebuild, resync or check.
+    Sync(Action),
+}
+
+/// The kind of a batch: all of its parts have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Read,
+    Write,
+    Sync(Action),
+    /// None has: a block that couldn't be read is calculated and written before anything else.
+    Fix,
+}
+
+impl Kind {
+    /// True if such a batch may write to members. A rebuild writes to the incoming device only, so an array that nobody has written to stays clean.
+    pub fn writes(self) -> bool {
+        !matches!(
+            self,
+            Kind::Read | Kind::Sync(Action::Check | Action::Recover)
+        )
+    }
+}
+
+/// A part that its word's owner has taken out of the list.
+pub struct Waiting {
+    pub(super) place: Place,
+    pub(super) part: Part,
+    /// Data blocks of it that no batch has done yet, as a mask.
+    left: u64,
+    /// One of its blocks couldn't be had.
+    failed: bool,
+    /// Its turn in an action found that parity was wrong.
+    pub(super) mismatch: bool,
+}
+
+/// A batch that is calculated.
+pub struct Batch {
+    pub(super) plan: Plan,
+    pub(super) pieces: Vec<RoundPiece>,
+    pub(super) calculation: Calculation,
+}
+
+/// See the module's documentation. A free word's record keeps pages and what is known of them.
+#[derive(Default)]
+pub struct Stripe {
+    pub(super) known: Record,
+    pub(super) pages: Option<StripePages>,
+    /// Parts in the order of their arrival, also those of other stripes that have the same word. A batch is for the first one's stripe.
+    pub(super) waiting: Vec<Waiting>,
+    pub(super) batch: Option<Batch>,
+    /// The array as the open batch sees it.
+    pub(super) seen: Seen,
+    /// Data was in its pages when the last batch began.
+    pub(super) was_useful: bool,
+}
+
+impl words::Record for Stripe {
+    type Pages = StripePages;
+
+    fn has_pages(&self) -> bool {
+        self.pages.is_some()
+    }
+
+    fn was_useful(&self) -> bool {
+        self.was_useful
+    }
+
+    fn take_pages(&mut self) -> Option<StripePages> {
+        self.known.valid = 0;
+        self.pages.take()
+    }
+}
+
+impl Part {
+    /// Its first sector in the stripe, if traces follow its request.
+    fn followed(&self, geometry: &Geometry) -> Option<u64> {
+        let PartOf::Request {
+            request, sectors, ..
+        } = &self.of
+        else {
+            return None;
+        };
+        let blocks = (0..geometry.data_members()).filter(|_| request.followed);
+        let mut in_blocks = blocks.map(|index| in_block(geometry, self.stripe, index, sectors));
+        Some(in_blocks.find(|sectors| !sectors.is_empty())?.start)
+    }
+
+    /// True if it is the stripe's turn in a rebuild.
+    pub fn is_rebuild(&self) -> bool {
+        matches!(self.of, PartOf::Sync(Action::Recover))
+    }
+
+    /// Sectors of the array, some of which are its own; `None`: it is no request's.
+    pub(super) fn sectors(&self) -> Option<&Range<u64>> {
+        match &self.of {
+            PartOf::Request { sectors, .. } => Some(sectors),
+            PartOf::Sync(_) => None,
+        }
+    }
+
+    /// True if it is of a write with FUA.
+    pub(super) fn has_fua(&self) -> bool {
+        match &self.of {
+            PartOf::Request { request, .. } => request.flags.contains(RequestFlags::FUA),
+            PartOf::Sync(_) => false,
+        }
+    }
+
+    /// The stripe queue sends it to its word.
+    pub(super) fn set_way(&mut self, number: usize) {
+        if let PartOf::Request { way, .. } = &mut self.of {
+            *way = Some(number);
+        }
+    }
+
+    fn kind(&self) -> Kind {
+        match &self.of {
+            PartOf::Request { request, .. } if request.op == Op::Read => Kind::Read,
+            PartOf::Request { .. } => Kind::Write,
+            PartOf::Sync(action) => Kind::Sync(*action),
+        }
+    }
+
+    /// Its data blocks, as a mask; 0: it isn't in the stripe, or is no request's.
+    fn blocks(&self, geometry: &Geometry) -> u64 {
+        match &self.of {
+            PartOf::Request { sectors, .. } => blocks(geometry, self.stripe, sectors),
+            PartOf::Sync(_) => 0,
+        }
+    }
+
+    /// Pieces of some of its blocks, which say that their request is number `at`.
+    fn pieces(&self, geometry: &Geometry, at: usize, blocks: u64) -> impl Iterator<Item = Piece> {
+        let of = match &self.of {
+            PartOf::Request {
+                request, sectors, ..
+            } => Some((request, sectors)),
+            PartOf::Sync(_) => None,
+        };
+        of.into_iter().flat_map(move |(request, sectors)| {
+            bits(blocks).map(move |index| {
+                let sectors = in_block(geometry, self.stripe, index, sectors);
+                Piece {
+                    request: at,
+                    write: request.op != Op::Read,
+                    stripe: self.stripe,
+                    index,
+                    offset: sectors.start % STRIPE_SECTORS,
+                    sectors: sectors.end - sectors.start,
+                    skip: ((sectors.start - request.sector) * 512) as usize,
+                }
+            })
+        })
+    }
+}
+
+/// The sectors of a range that lie in a data block of a stripe.
+pub(super) fn in_block(
+    geometry: &Geometry,
+    stripe: u64,
+    index: usize,
+    sectors: &Range<u64>,
+) -> Range<u64> {
+    let block = geometry.stripe_array_sector(stripe, index);
+    sectors.start.max(block)..sectors.end.min(block + STRIPE_SECTORS)
+}
+
+/// Data blocks of a stripe that a range of sectors lies in, as a mask.
+pub fn blocks(geometry: &Geometry, stripe: u64, sectors: &Range<u64>) -> u64 {
+    let all = 0..geometry.data_members();
+    let some = all.filter(|index| !in_block(geometry, stripe, *index, sectors).is_empty());
+    some.fold(0, |mask, index| mask | bit(index))
+}
+
+impl Waiting {
+    pub fn has_failed(&self) -> bool {
+        self.failed
+    }
+}
+
+impl Stripe {
+    /// Its pages for I/O and calculations, if it has a set. The set's memory is in use from then on.
+    pub fn head_pages(&mut self) -> Option<HeadPages> {
+        self.pages.as_mut().map(|set| set.pages().clone())
+    }
+
+    /// Puts arrivals behind those that wait.
+    pub fn add(&mut self, arrived: impl IntoIterator<Item = Arrived<Part>>, geometry: &Geometry) {
+        self.waiting
+            .extend(arrived.into_iter().map(|arrived| Waiting {
+                left: arrived.piece.blocks(geometry),
+                place: arrived.place,
+                part: arrived.piece,
+                failed: false,
+                mismatch: false,
+            }));
+    }
+
+    /// The kind of the next batch, for which somebody waits.
+    pub fn kind(&self) -> Kind {
+        match self.known.bad {
+            0 => self.waiting[0].part.kind(),
+            _ => Kind::Fix,
+        }
+    }
+
+    /// The plan for the next batch, for the first `count` parts. `None`: the members that are there need nothing.
+    pub(super) fn next_plan(&self, view: &View<'_>, count: usize) -> Option<Plan> {
+        match self.kind() {
+            Kind::Fix => view.fix(&self.known),
+            Kind::Sync(Action::Recover) => view.rebuild(&self.known),
+            Kind::Sync(Action::Resync | Action::Check | Action::Repair) => view.check(&self.known),
+            Kind::Read | Kind::Write => Some(self.plan(view, count)),
+        }
+    }
+
+    /// The queue that owns the next batch: that of the part which has waited longest.
+    pub fn next_owner(&self) -> Option<Owner> {
+        self.waiting.first().map(|waiting| waiting.part.from)
+    }
+
+    /// The next batch is for the first part's stripe; pages of another one aren't valid.
+    pub fn turn_to_first(&mut self) {
+        let stripe = self.waiting.first().map(|waiting| waiting.part.stripe);
+        if let Some(stripe) = stripe.filter(|stripe| *stripe != self.known.stripe) {
+            self.known = Record {
+                stripe,
+                ..Record::default()
+            };
+        }
+    }
+
+    /// Pieces of the first `count` parts, as far as they are of the first one's stripe and kind: so reads can't keep a write waiting.
+    fn pieces(&self, geometry: &Geometry, count: usize) -> VecDeque<Piece> {
+        let Some(first) = self.waiting.first() else {
+            return VecDeque::new();
+        };
+        let is_alike =
+            |part: &Part| part.stripe == first.part.stripe && part.kind() == first.part.kind();
+        let some = self.waiting[..count].iter().enumerate();
+        let some = some.filter(|(_, waiting)| is_alike(&waiting.part));
+        some.flat_map(|(at, waiting)| waiting.part.pieces(geometry, at, waiting.left))
+            .collect()
+    }
+
+    /// A plan for the first `count` parts. It has at least one block of the first.
+    pub(super) fn plan(&self, view: &View<'_>, count: usize) -> Plan {
+        let mut pieces = self.pieces(view.geometry, count);
+        let plan = view.serve(&self.known, &pieces);
+        let serves_first = |piece: &Piece| piece.request == 0 && plan.takes(piece);
+        if pieces.iter().any(serves_first) {
+            return plan;
+        }
+        pieces.retain(|piece| piece.request == 0);
+        view.serve(&self.known, &pieces)
+    }
+
+    /// The batch that can be calculated from what was read: that of the first `count` parts, and of as many others as need nothing more.
+    pub(super) fn ready(&self, view: &View<'_>, count: usize) -> (Plan, Vec<RoundPiece>) {
+        let counts = (count..=self.waiting.len()).rev();
+        let mut plans = counts.map(|count| (count, self.plan(view, count)));
+        let found = plans.find(|(_, plan)| plan.reads == 0);
+        let (count, plan) = found.expect("all that the first plan needs was read");
+        let pieces = self.taken(view, &plan, count);
+        (plan, pieces)
+    }
+
+    /// Pieces of the first `count` parts that are in a plan.
+    pub(super) fn taken(&self, view: &View<'_>, plan: &Plan, count: usize) -> Vec<RoundPiece> {
+        let pieces = self.pieces(view.geometry, count).into_iter();
+        let taken = pieces.filter(|piece| plan.takes(piece));
+        let taken = taken.filter_map(|piece| match &self.waiting[piece.request].part.of {
+            PartOf::Request { request, .. } => Some(RoundPiece {
+                request: Arc::clone(request),
+                member: view.geometry.stripe_data(piece.stripe, piece.index),
+                piece,
+            }),
+            PartOf::Sync(_) => None,
+        });
+        taken.collect()
+    }
+
+    /// A sector of the array that the batch is for, of a request that traces follow.
+    pub(super) fn followed(&self, geometry: &Geometry) -> Option<u64> {
+        let stripe = self.known.stripe;
+        let mut parts = self.waiting.iter().map(|waiting| &waiting.part);
+        match &self.batch {
+            Some(batch) => batch.pieces.iter().find_map(|round| {
+                let part = &self.waiting[round.piece.request].part;
+                part.followed(geometry)
+            }),
+            None => {
+                parts.find_map(|part| part.followed(geometry).filter(|_| part.stripe == stripe))
+            }
+        }
+    }
+
+    /// The batch is planned anew, from nothing that was read.
+    pub fn forget(&mut self) {
+        self.batch = None;
+        self.known.valid = 0;
+    }
+
+    /// All parts of the stripe fail.
+    pub fn fail_stripe(&mut self) -> Vec<Waiting> {
+        let stripe = self.known.stripe;
+        let is_its = |waiting: &mut Waiting| waiting.part.stripe == stripe;
+        let mut all: Vec<Waiting> = self.waiting.extract_if(.., is_its).collect();
+        all.iter_mut().for_each(|waiting| waiting.failed = true);
+        all
+    }
+
+    /// All parts fail.
+    pub fn fail(&mut self) -> Vec<Waiting> {
+        self.forget();
+        self.known.bad = 0;
+        let mut all = std::mem::take(&mut self.waiting);
+        all.iter_mut().for_each(|waiting| waiting.failed = true);
+        all
+    }
+
+    /// Pieces of a batch are done, or failed: takes out the parts that have no others.
+    pub(super) fn done(&mut self, pieces: Vec<RoundPiece>, ok: bool) -> Vec<Waiting> {
+        for RoundPiece { piece, .. } in &pieces {
+            let waiting = &mut self.waiting[piece.request];
+            waiting.left &= !bit(piece.index);
+            waiting.failed |= !ok;
+        }
+        // Before the parts' requests end.
+        drop(pieces);
+        let is_over = |waiting: &mut Waiting| {
+            waiting.left == 0 && matches!(waiting.part.of, PartOf::Request { .. })
+        };
+        self.waiting.extract_if(.., is_over).collect()
+    }
+
+    /// The stripe's turn in an action is over: takes out its part, for which the batch was.
+    pub(super) fn sync_done(&mut self, ok: bool) -> Waiting {
+        let mut waiting = self.waiting.remove(0);
+        waiting.failed |= !ok;
+        waiting
+    }
+}
