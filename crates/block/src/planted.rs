@@ -35,28 +35,24 @@ plants! {
     LogReusedEarly "array-log-reused-early"
     /// RAID-5: The log has the new parity instead of the partial one.
     WrongPartialParity "array-wrong-partial-parity"
-    /// RAID-5: A stripe head that gets a new stripe keeps the old one's pages.
-    StaleHead "array-stale-cache"
+    /// RAID-5: Pages of another stripe count as valid.
+    StalePages "array-stale-pages"
     /// RAID-5: A block that is written in part is taken for a whole one.
     PartialTakenForWhole "array-partial-taken-for-whole"
     /// RAID-5: The missing member's block is written together with others.
     MissingWithOthers "array-missing-with-others"
     /// RAID-5: A write doesn't reach the device that is being recovered.
     IncomingForgotten "array-incoming-forgotten"
-    /// RAID-5: A stripe's queue that its head holds is put on a list as well.
-    QueueListedWhileHeld "array-queue-listed-while-held"
-    /// RAID-5: The memory of stripe heads in use is given back to the system.
-    BusyGivenBack "array-busy-given-back"
-    /// RAID-5: Stripe heads whose memory was given back still count as valid.
+    /// RAID-5: Pages that a stripe has no more still count as valid.
     GivenBackIsValid "array-given-back-is-valid"
     /// RAID-5: A stripe that is zeroed in part becomes a hole.
     HolesTooLarge "array-holes-too-large"
-    /// RAID-5: A member's read that was given up still changes a stripe head.
+    /// RAID-5: A member's read that was given up still changes a stripe's pages.
     LateReadLands "array-late-read-lands"
     /// RAID-5: A member is taken back while a write to it that was given up may still land.
     LateWriteIsCurrent "array-late-write-is-current"
-    /// RAID-5: Writes that were planned without the member that comes back are forgotten.
-    PlannedIsForgotten "array-planned-is-forgotten"
+    /// RAID-5: Writes don't go to a member that comes back where the bitmap marked nothing.
+    PassedOverIsForgotten "array-passed-over-is-forgotten"
     /// RAID-5: Superblocks name a failed member while stripes are being written.
     KickNotDrained "array-kick-not-drained"
     /// RAID-5: Superblocks name a failed member while the others have data in their caches.

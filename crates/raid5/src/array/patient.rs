@@ -6,6 +6,7 @@
 
 use crate::array::bounce::{Bounced, Bounces};
 use parking_lot::Mutex;
+use pvblk_block::planted::{Plant, has};
 use pvblk_block::{
     BlockDevice, Capabilities, Completion, Decorator, DeviceQueue, Error, Forwards, Op,
     QueueContext, Readiness, Request, Status,
@@ -267,8 +268,9 @@ impl Below {
             };
             let is_waited_for = flight.request.is_some();
             if let Some(bounced) = flight.bounced {
-                let copy = is_waited_for && completion.status == Status::Ok;
-                match is_waited_for {
+                let lands = is_waited_for || has(Plant::LateReadLands);
+                let copy = lands && completion.status == Status::Ok;
+                match lands {
                     true => self.bounces.restore(bounced, own, copy),
                     false => self.bounces.discard(bounced, own),
                 }

@@ -13,6 +13,7 @@ use crate::core::slots::Unsynced;
 use crate::head_pages::bits;
 use crate::words::{InFlight, Stop};
 use pvblk_block::Op;
+use pvblk_block::planted::{Plant, has};
 use std::sync::Arc;
 
 /// A kick by this queue.
@@ -143,7 +144,7 @@ impl QueueCore {
         let common = &self.common;
         let mut in_flight = common.words.is_in_flight(stripes);
         in_flight |= common.logs.as_ref().is_some_and(|l| l.is_in_flight(logs));
-        if in_flight {
+        if in_flight && !has(Plant::KickNotDrained) {
             return;
         }
         let out = self.take_out();
@@ -154,7 +155,7 @@ impl QueueCore {
         let mut slots = self.common.volatile(&self.now);
         // Those that are to be thrown out are flushed, too: they stay if another one fails meanwhile.
         slots.retain(|slot| failed & bit(*slot) == 0);
-        if self.breaks(failed, self.kick_changes(failed)) {
+        if self.breaks(failed, self.kick_changes(failed)) || has(Plant::KickNotFlushed) {
             slots.clear();
         }
         self.set_phase(Phase::Flushing(slots.len() + 1));

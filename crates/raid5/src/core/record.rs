@@ -6,6 +6,7 @@ use crate::core::plan::{Calculation, Plan, View};
 use crate::head_pages::{HeadPages, bits};
 use crate::words::{self, Arrived, Owner, Place, StripePages};
 use crate::{Geometry, STRIPE_SECTORS};
+use pvblk_block::planted::{Plant, has};
 use pvblk_block::{Op, RequestFlags};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -100,7 +101,9 @@ impl words::Record for Stripe {
     }
 
     fn take_pages(&mut self) -> Option<StripePages> {
-        self.known.valid = 0;
+        if !has(Plant::GivenBackIsValid) {
+            self.known.valid = 0;
+        }
         self.pages.take()
     }
 }
@@ -257,9 +260,14 @@ impl Stripe {
     pub fn turn_to_first(&mut self) {
         let stripe = self.waiting.first().map(|waiting| waiting.part.stripe);
         if let Some(stripe) = stripe.filter(|stripe| *stripe != self.known.stripe) {
+            let valid = match has(Plant::StalePages) {
+                true => self.known.valid,
+                false => 0,
+            };
             self.known = Record {
                 stripe,
-                ..Record::default()
+                valid,
+                bad: 0,
             };
         }
     }

@@ -7,6 +7,7 @@ use super::{Piece, SharedRequest};
 use crate::STRIPE_BYTES;
 use crate::head_pages::{HeadPages, segments};
 use crate::words::Partial;
+use pvblk_block::planted::{Plant, has};
 use pvblk_block::{Buffer, Request, RequestFlags};
 
 /// A piece and the request that it is of.
@@ -89,6 +90,9 @@ impl Work {
         if let Some(partial) = &self.partial {
             self.copy(HeadPages::take);
             partial.make_parity(&self.pages, parity, touched);
+            if has(Plant::WrongPartialParity) {
+                self.partial = self.pages.buffer(parity).map(Partial::Page);
+            }
             return;
         }
         if self.calculation.mode == Mode::Modify {

@@ -11,6 +11,7 @@ use super::unit::{LogBatch, LogEntry, LogFormat, Room};
 use crate::PPL_HEADER_BYTES;
 use crate::head_pages::memory;
 use pvblk_block::memory::Gauge;
+use pvblk_block::planted::{Plant, has};
 use pvblk_block::stacked::{Lock, Native, Primitives, Word};
 use pvblk_block::{Buffer, Error, Region};
 use std::sync::Arc;
@@ -254,7 +255,7 @@ impl<R: Record, P: Primitives> Logs<R, P> {
             self.leave(closed, epoch, errands);
             return LogStep::Left;
         }
-        match stale {
+        match stale && !has(Plant::LogReusedEarly) {
             true => LogStep::Flush(Flushing(open)),
             false => LogStep::Write(self.unit(open, room, errands)),
         }
