@@ -111,6 +111,26 @@ impl Assembly {
         self.members.iter().position(Option::is_none)
     }
 
+    /// The slot of the device that is being rebuilt, while an array serves: its place's, if no member has that, else the one behind all places.
+    pub(crate) fn incoming_slot(&self) -> Option<usize> {
+        let place = self.incoming.as_ref()?.place;
+        Some(match self.members[place] {
+            None => place,
+            Some(_) => self.members.len(),
+        })
+    }
+
+    /// Members and the device that is being rebuilt, by slot.
+    pub(crate) fn by_slot(&mut self) -> Vec<Option<&mut Member>> {
+        let slot = self.incoming_slot();
+        let mut all: Vec<_> = self.members.iter_mut().map(Option::as_mut).collect();
+        if let (Some(slot), Some(incoming)) = (slot, &mut self.incoming) {
+            all.resize_with(all.len().max(slot + 1), || None);
+            all[slot] = Some(&mut incoming.member);
+        }
+        all
+    }
+
     /// Members that are there and whole.
     pub fn present(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().flatten()

@@ -499,3 +499,29 @@ fn orders_are_followed_one_after_the_other() {
     served.holds(0);
     served.close();
 }
+
+/// As many members as there are slots: a device that comes has the place of one that failed, and no member can be replaced.
+#[test]
+fn the_largest_array_is_rebuilt_and_goes_on_after_a_restart() {
+    let mut disks = disks(64);
+    let assembly = prepared(disks.clone(), Some(&how(Consistency::Resync, true)));
+    let mut served = Served::start(assembly);
+    served.array.set_speed(1, 1).unwrap();
+    served.fill();
+    let spare = disk("spare");
+    let array = &served.array;
+    array.add(&spare.0, &spare.1, false, &mut sleepy()).unwrap();
+    let why = array.replace(63).unwrap_err().to_string();
+    assert!(why.contains("no room for one device more"), "{why}");
+    array.fail(63).unwrap();
+    served.until(|array| array.rebuilding() == Some(63));
+    served.until(|array| array.rebuilt_sectors().is_some_and(|sectors| sectors > 0));
+    served.close();
+    disks[63] = spare;
+    let mut served = Served::start(prepared(disks.clone(), None));
+    assert_eq!(served.array.rebuilding(), Some(63));
+    served.until(|array| array.rebuilding().is_none());
+    served.holds(0);
+    served.close();
+    is_right(&disks, 0);
+}

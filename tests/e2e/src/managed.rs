@@ -24,13 +24,8 @@ pub struct Managed {
 impl Managed {
     /// Serves these members.
     pub fn start(members: &[String]) -> Result<Managed, Stop> {
-        Managed::start_with(members, "")
-    }
-
-    /// The same with these options, such as `,core=lock`.
-    pub fn start_with(members: &[String], options: &str) -> Result<Managed, Stop> {
         let each: String = members.iter().map(|m| format!("[{m}]")).collect();
-        Managed::of(&format!("raid5:{each}{options}"))
+        Managed::of(&format!("raid5:{each}"))
     }
 
     /// Serves this volume.

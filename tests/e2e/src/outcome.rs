@@ -12,6 +12,24 @@ pub enum Stop {
     Skip(String),
     /// The product, or the test, is wrong.
     Fail(String),
+    /// The emulator broke the CPU of a guest, which says nothing of the product.
+    Emulator(String),
+}
+
+/// Runs of a test whose guest's CPU is broken each time.
+const RUNS: usize = 3;
+
+/// Begins a test anew if the emulator broke its guest.
+fn with_a_whole_guest(test: fn() -> Result<(), Stop>) -> Result<(), Stop> {
+    for _ in 1..RUNS {
+        match test() {
+            Err(Stop::Emulator(text)) => {
+                println!("once more: the emulator broke its guest: {text}")
+            }
+            result => return result,
+        }
+    }
+    test()
 }
 
 impl Stop {
@@ -61,7 +79,7 @@ pub fn trial(
     Trial::ignorable_test(name, move || match test() {
         Ok(()) => Ok(Completion::Completed),
         Err(Stop::Skip(reason)) => Ok(Completion::ignored_with(reason)),
-        Err(Stop::Fail(text)) => Err(Failed::from(text)),
+        Err(Stop::Fail(text) | Stop::Emulator(text)) => Err(Failed::from(text)),
     })
 }
 
@@ -72,7 +90,9 @@ pub type Test = (&'static str, fn() -> Result<(), Stop>);
 pub fn run_all(tests: &[Test]) -> ExitCode {
     run_trials(|| {
         let tests = tests.iter();
-        tests.map(|&(name, test)| trial(name, test)).collect()
+        tests
+            .map(|&(name, test)| trial(name, move || with_a_whole_guest(test)))
+            .collect()
     })
 }
 

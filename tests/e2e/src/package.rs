@@ -28,7 +28,7 @@ pub fn package() -> Result<&'static Package, Stop> {
     need(&["dpkg-buildpackage", "dh", "lowdown"])?;
     let made = MADE.get_or_init(|| {
         make().map_err(|e| match e {
-            Stop::Fail(text) | Stop::Skip(text) => text,
+            Stop::Fail(text) | Stop::Skip(text) | Stop::Emulator(text) => text,
         })
     });
     made.as_ref().map_err(|text| Stop::Fail(text.clone()))

@@ -121,7 +121,11 @@ pub fn script_on(
         let why = finished.stderr.lines().last().unwrap_or_default();
         return Stop::skip(format!("no guest: {}", why.trim_start_matches("vm: ")));
     }
-    finished.success()?;
+    let is_broken = finished.status.and_then(|s| s.code()) == Some(123);
+    finished.success().map_err(|stop| match stop {
+        Stop::Fail(text) if is_broken => Stop::Emulator(text),
+        stop => stop,
+    })?;
     Ok(std::fs::read_to_string(out.join("log"))?)
 }
 

@@ -19,10 +19,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Options of arrays: none, for the core with a lock, and those for the core without one.
-const LOCK: &str = ",core=lock";
-const WORDS: &str = "";
-
 fn main() -> ExitCode {
     run_all(&[
         ("a_spare_takes_the_place_of_a_member", taken),
@@ -35,33 +31,22 @@ fn main() -> ExitCode {
         ("mistakes_are_told_in_one_line", mistakes),
         ("a_control_socket_takes_no_nonsense", nonsense),
         ("fio_verifies_while_a_member_is_failed", || {
-            loaded(Fate::Told, LOCK)?;
-            loaded(Fate::Told, WORDS)
+            loaded(Fate::Told)
         }),
         ("fio_verifies_while_a_member_breaks", || {
-            loaded(Fate::Breaks, LOCK)?;
-            loaded(Fate::Breaks, WORDS)
+            loaded(Fate::Breaks)
         }),
         ("fio_verifies_while_a_member_reads_badly", || {
-            loaded(Fate::ReadsBadly, LOCK)?;
-            loaded(Fate::ReadsBadly, WORDS)
+            loaded(Fate::ReadsBadly)
         }),
     ])
 }
 
 fn taken() -> Result<(), Stop> {
     need(&["mdadm", "nbdcopy", "cmp"])?;
-    let kinds = [
-        ("ppl", LOCK),
-        ("bitmap", LOCK),
-        ("resync", LOCK),
-        ("ppl", WORDS),
-        ("bitmap", WORDS),
-        ("resync", WORDS),
-    ];
-    for (policy, core) in kinds {
+    for policy in ["ppl", "bitmap", "resync"] {
         let (disks, image) = array(5, policy)?;
-        let mut served = Managed::start_with(&names(&disks, &[0, 1, 2, 3]), core)?;
+        let mut served = Managed::start(&names(&disks, &[0, 1, 2, 3]))?;
         served.write(&image)?;
         served.raid("add", &[&name(&disks, 4)])?;
         let text = served.raid("detail", &[])?;
@@ -159,18 +144,16 @@ fn checked() -> Result<(), Stop> {
     let file = OpenOptions::new().write(true).open(&members[3])?;
     file.write_all_at(&[0x5a], offset * 512 + 5000)?;
     found(&["check"], 1, 8)?;
-    for core in [LOCK, WORDS] {
-        let mut served = Managed::start_with(&names(&disks, &[0, 1, 2, 3]), core)?;
-        let said = served.try_raid("check", &["--wait"])?;
-        check(
-            said.status.and_then(|s| s.code()) == Some(1) && said.stdout == "mismatch_cnt: 8\n",
-            || format!("{said:?}"),
-        )?;
-        check(served.detail()?["serving"]["mismatch_sectors"] == 8, || {
-            "the count isn't told afterwards".into()
-        })?;
-        served.daemon.stop()?;
-    }
+    let mut served = Managed::start(&names(&disks, &[0, 1, 2, 3]))?;
+    let said = served.try_raid("check", &["--wait"])?;
+    check(
+        said.status.and_then(|s| s.code()) == Some(1) && said.stdout == "mismatch_cnt: 8\n",
+        || format!("{said:?}"),
+    )?;
+    check(served.detail()?["serving"]["mismatch_sectors"] == 8, || {
+        "the count isn't told afterwards".into()
+    })?;
+    served.daemon.stop()?;
     check(wrong_stripes(&members)? == 1, || {
         "a check changed parity".into()
     })?;
@@ -184,14 +167,9 @@ fn checked() -> Result<(), Stop> {
 
 fn replaced() -> Result<(), Stop> {
     need(&["mdadm", "nbdcopy", "cmp"])?;
-    for (policy, core) in [
-        ("ppl", LOCK),
-        ("bitmap", LOCK),
-        ("ppl", WORDS),
-        ("bitmap", WORDS),
-    ] {
+    for policy in ["ppl", "bitmap"] {
         let (disks, image) = array(5, policy)?;
-        let mut served = Managed::start_with(&names(&disks, &[0, 1, 2, 3]), core)?;
+        let mut served = Managed::start(&names(&disks, &[0, 1, 2, 3]))?;
         served.write(&image)?;
         served.raid("speed", &["--max", "4000"])?;
         let new = format!("file:{}", name(&disks, 4));
@@ -230,13 +208,8 @@ fn replaced() -> Result<(), Stop> {
 }
 
 fn frozen() -> Result<(), Stop> {
-    frozen_with(LOCK)?;
-    frozen_with(WORDS)
-}
-
-fn frozen_with(core: &str) -> Result<(), Stop> {
     let disks = array_with_spare()?;
-    let mut served = Managed::start_with(&names(&disks, &[0, 1, 2, 3, 4]), core)?;
+    let mut served = Managed::start(&names(&disks, &[0, 1, 2, 3, 4]))?;
     served.raid("freeze", &[])?;
     served.raid("fail", &["3"])?;
     std::thread::sleep(Duration::from_millis(600));
@@ -278,8 +251,8 @@ fn frozen_with(core: &str) -> Result<(), Stop> {
 }
 
 /// Serves an array with a member less and a spare, and lets the rebuild come to a third.
-fn third(disks: &Disks, image: &Path, core: &str) -> Result<Managed, Stop> {
-    let served = Managed::start_with(&names(disks, &[0, 1, 2, 3]), core)?;
+fn third(disks: &Disks, image: &Path) -> Result<Managed, Stop> {
+    let served = Managed::start(&names(disks, &[0, 1, 2, 3]))?;
     served.write(image)?;
     served.raid("speed", &["--min", "6000", "--max", "6000"])?;
     served.raid("add", &[&name(disks, 4)])?;
@@ -299,17 +272,9 @@ fn slowly(disks: &Disks) -> Vec<String> {
 
 fn restarted() -> Result<(), Stop> {
     need(&["mdadm", "nbdcopy", "cmp"])?;
-    // Each core goes on with the other's rebuild.
-    let kinds = [
-        ("ppl", LOCK, WORDS),
-        ("bitmap", LOCK, WORDS),
-        ("bitmap", WORDS, LOCK),
-        ("resync", WORDS, LOCK),
-        ("ppl", WORDS, WORDS),
-    ];
-    for (policy, first, then) in kinds {
+    for policy in ["ppl", "bitmap", "resync"] {
         let (disks, image) = array(5, policy)?;
-        let mut served = third(&disks, &image, first)?;
+        let mut served = third(&disks, &image)?;
         served.daemon.stop()?;
         let left = [0, 2, 3, 4].map(|n| disks.path(n));
         let offline = detail(&left)?;
@@ -322,7 +287,7 @@ fn restarted() -> Result<(), Stop> {
         check(told == format!("{} sectors", done / 512), || {
             format!("{policy}: mdadm says {told}, and we {done} bytes")
         })?;
-        let mut served = Managed::start_with(&slowly(&disks), then)?;
+        let mut served = Managed::start(&slowly(&disks))?;
         let is = served.detail()?;
         let now = is["serving"]["sync"]["done_bytes"].as_u64().unwrap_or(0);
         check(
@@ -343,13 +308,8 @@ fn restarted() -> Result<(), Stop> {
 
 fn killed() -> Result<(), Stop> {
     need(&["mdadm", "nbdcopy", "cmp"])?;
-    killed_with(LOCK)?;
-    killed_with(WORDS)
-}
-
-fn killed_with(core: &str) -> Result<(), Stop> {
     let (disks, image) = array(5, "ppl")?;
-    let mut served = third(&disks, &image, core)?;
+    let mut served = third(&disks, &image)?;
     scribble(&image, &mut pvblk_testing::random())?;
     served.write(&image)?;
     served.daemon.kill()?;
@@ -359,7 +319,7 @@ fn killed_with(core: &str) -> Result<(), Stop> {
         offline["clean"] == false && at(&offline, 1).1 == "m4",
         || offline.to_string(),
     )?;
-    let mut served = Managed::start_with(&slowly(&disks), core)?;
+    let mut served = Managed::start(&slowly(&disks))?;
     served.raid("wait", &[])?;
     served.parity_is_right()?;
     let back = disks.dir.path().join("back");
@@ -563,7 +523,7 @@ enum Fate {
 
 /// A load over NBD, an attached front end and rings, with all that it reads verified, knows nothing of a member that fails and
 /// is rebuilt.
-fn loaded(fate: Fate, core: &str) -> Result<(), Stop> {
+fn loaded(fate: Fate) -> Result<(), Stop> {
     need_fio_nbd()?;
     let disks = array_with_spare()?;
     let mut members = names(&disks, &[0, 1, 2, 3, 4]);
@@ -573,7 +533,7 @@ fn loaded(fate: Fate, core: &str) -> Result<(), Stop> {
         Fate::Breaks => format!("fault:seed=1,after=3000,error=1:file:{file}"),
         Fate::ReadsBadly => format!("fault:seed=1,after=1000,read-error=0.02:file:{file}"),
     };
-    let mut served = Managed::start_with(&members, core)?;
+    let mut served = Managed::start(&members)?;
     let (local, nbd) = (unix(&served.path("local")), unix(&served.path("attached")));
     let args = ["attach", &local, "--disk", "r", "--nbd", &nbd];
     let mut attach = Daemon::start(args.iter().chain(&["--queues", "2"]))?;
@@ -609,7 +569,7 @@ fn loaded(fate: Fate, core: &str) -> Result<(), Stop> {
     served.daemon.stop()?;
     // The written data is there without a server's cache.
     let which = if at(&is, 1).1 == "m4" { 4 } else { 1 };
-    let mut served = Managed::start_with(&names(&disks, &[0, which, 2, 3]), core)?;
+    let mut served = Managed::start(&names(&disks, &[0, which, 2, 3]))?;
     served.raid("fail", &["2"])?;
     served.read(&back)?;
     check(sum(&back)? == before, || {

@@ -19,23 +19,18 @@ const CHUNK: u64 = 256 << 10;
 const BITMAP_SECTOR: usize = 16;
 const BITMAP_HEADER: usize = 256;
 
-/// Options that name the core of an array.
-const LOCK: &str = ",core=lock";
-const WORDS: &str = "";
-
 fn main() -> ExitCode {
     run_all(&[
         ("a_server_whose_link_is_down_comes_back", || {
-            cut(Cut::Link, 0, LOCK)?;
-            cut(Cut::Link, 1, WORDS)
+            cut(Cut::Link, 0)?;
+            cut(Cut::Link, 1)
         }),
         ("a_server_whose_packets_go_astray_comes_back", || {
-            cut(Cut::Astray, 2, LOCK)?;
-            cut(Cut::Astray, 0, WORDS)
+            cut(Cut::Astray, 2)?;
+            cut(Cut::Astray, 0)
         }),
         ("a_recovery_by_the_bitmap_goes_on_after_a_kill", || {
-            killed_while_recovering(LOCK, WORDS)?;
-            killed_while_recovering(WORDS, LOCK)
+            killed_while_recovering()
         }),
     ])
 }
@@ -128,11 +123,11 @@ impl Net {
     }
 }
 
-fn cut(how: Cut, member: usize, core: &str) -> Result<(), Stop> {
+fn cut(how: Cut, member: usize) -> Result<(), Stop> {
     need(&["nbdkit", "nbdcopy"])?;
     need_fio_nbd()?;
     need_namespaces()?;
-    let net = Net::new(&format!("member-timeout=3s,re-add=auto{core}"))?;
+    let net = Net::new("member-timeout=3s,re-add=auto")?;
     let other = (member + 1) % 3;
     let whole = ["--rw=write", "--size=80M"];
     net.fio(&whole)?;
@@ -199,15 +194,14 @@ fn cut(how: Cut, member: usize, core: &str) -> Result<(), Stop> {
 }
 
 /// A member's server dies and comes back. The array's server is killed while it writes to that member what it missed, and the next one goes on by the
-/// bitmap. Nobody writes to the array meanwhile: killed after a write without a member it isn't clean, and starts by force only. One core begins,
-/// and the other goes on.
-fn killed_while_recovering(first: &str, next: &str) -> Result<(), Stop> {
+/// bitmap. Nobody writes to the array meanwhile: killed after a write without a member it isn't clean, and starts by force only.
+fn killed_while_recovering() -> Result<(), Stop> {
     need(&["nbdkit", "nbdcopy"])?;
     need_fio_nbd()?;
     need_namespaces()?;
     let (member, other) = (0, 1);
-    let options = |core: &str| format!("member-timeout=3s{core}");
-    let mut net = Net::new(&options(first))?;
+    let options = "member-timeout=3s";
+    let mut net = Net::new(options)?;
     net.fio(&["--rw=write", "--size=80M"])?;
     net.until_clean(other)?;
     net.hosts[member].kill()?;
@@ -224,7 +218,7 @@ fn killed_while_recovering(first: &str, next: &str) -> Result<(), Stop> {
 
     let mut without = net.uris.clone();
     let uri = std::mem::replace(&mut without[member], "missing".into());
-    net.served = Managed::of(&volume(&without, &options(first)))?;
+    net.served = Managed::of(&volume(&without, options))?;
     // 12 MiB take two minutes at this speed.
     net.served
         .raid("speed", &["--min", "100", "--max", "100"])?;
@@ -237,7 +231,7 @@ fn killed_while_recovering(first: &str, next: &str) -> Result<(), Stop> {
     let left = net.bits(other)?;
     check(!left.is_empty(), || "nothing is left".into())?;
 
-    net.served = Managed::of(&volume(&net.uris, &options(next)))?;
+    net.served = Managed::of(&volume(&net.uris, options))?;
     net.served
         .raid("speed", &["--min", "200000", "--max", "200000"])?;
     let back = net.served.until("whole", |d| {

@@ -22,8 +22,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Most members: two slots more are for devices that come.
-const MOST_MEMBERS: usize = SLOTS - 2;
 /// Longest wait of an array that is closed for queues that were closed with work.
 const LAST_WAIT: Duration = Duration::from_secs(10);
 
@@ -39,20 +37,19 @@ impl Raid5 {
     /// Serves an array that was assembled and prepared. Errors if the options are out of range, or there is no memory.
     pub fn start(mut assembly: Assembly, options: &ArrayOptions) -> Result<Arc<Raid5>, Error> {
         check_stripes(options.stripes)?;
-        if assembly.members.len() > MOST_MEMBERS {
+        if assembly.by_slot().len() > SLOTS {
             return Err(Error::config(format!(
-                "the core `words` doesn't take an array with more than {MOST_MEMBERS} members yet: start it with core=lock"
+                "raid5 of {SLOTS} members, one of which is being replaced: there is no room for one device more; fail that device"
             )));
         }
         let control = Control::new(&mut assembly, options)?;
-        let incoming = assembly.incoming.as_ref();
-        let devices = assembly.members.iter().map(Option::as_ref);
-        let devices = devices.chain(incoming.map(|i| Some(&i.member)));
-        let device = |m: &Member| MemberDevice {
+        let device = |m: &mut Member| MemberDevice {
             device: Arc::clone(&m.device),
             name: m.name.clone(),
         };
+        let devices = assembly.by_slot().into_iter();
         let devices = devices.map(|member| member.map(device)).collect();
+        let incoming = assembly.incoming.as_ref();
         let members = assembly.members.iter();
         let members = members.map(|m| m.as_ref().map(|m| (&m.superblock, m.device.limits())));
         let incoming = incoming.map(|i| {
@@ -73,14 +70,7 @@ impl Raid5 {
         let guessed = assembly.guessed;
         let ticks = options.member_timeout.map(|_| Arc::new(Ticks::default()));
         let devices = Devices::new(devices, &common.devices().0, ticks);
-        for (slot, device) in devices.all().into_iter().enumerate() {
-            let member = match assembly.members.get_mut(slot) {
-                Some(member) => member.as_mut(),
-                None => assembly
-                    .incoming
-                    .as_mut()
-                    .map(|incoming| &mut incoming.member),
-            };
+        for (member, device) in assembly.by_slot().into_iter().zip(devices.all()) {
             if let (Some(member), Some(device)) = (member, device) {
                 member.device = device.opened().device;
             }
@@ -115,7 +105,7 @@ impl Raid5 {
     pub fn keep(&self) -> Result<(), Error> {
         let work = BackgroundWork::new(self);
         let wait = &self.shared.control.wait;
-        let thread = BackgroundThread::start("pvblk-stripes", wait, Arc::new(SystemClock), work);
+        let thread = BackgroundThread::start("pvblk-raid5", wait, Arc::new(SystemClock), work);
         let thread = thread.map_err(|e| Error::os("raid5: starting a thread", e))?;
         *self.thread.lock() = Some(thread);
         Ok(())

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use pvblk_block::BlockDevice;
 use std::sync::{Arc, Weak};
 
-/// Slots that an array may have: masks of them are 64 bits.
+/// Slots that an array may have, as many as members at most: masks of them are 64 bits.
 pub(super) const SLOTS: usize = 64;
 
 /// A device at its slot. Each queue that has a queue at the device keeps one.

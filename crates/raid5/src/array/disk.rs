@@ -38,14 +38,14 @@ pub(super) struct OnDisk {
 }
 
 impl OnDisk {
-    /// As the array is at its start: a member's slot is its place, and the incoming device comes after them.
+    /// As the array is at its start: a member's slot is its place.
     pub fn new(assembly: Assembly) -> Result<OnDisk, Error> {
         let places = assembly.members.len();
         Ok(OnDisk {
             disks: Disks::open(&assembly)?,
             gone: Vec::new(),
             slots: (0..places).collect(),
-            incoming: places,
+            incoming: assembly.incoming_slot().unwrap_or(places),
             arriving: None,
             assembly,
         })

@@ -2,6 +2,7 @@
 
 use super::ask::{Detail, Question};
 use super::device::Raid5;
+use super::devices::SLOTS;
 use super::pace::{SPEED_MAX_KIB, SPEED_MIN_KIB};
 use super::shared::Shared;
 use super::{ReAdded, check_stripes};
@@ -336,6 +337,11 @@ impl Shared {
         }
         if !self.control.has_spare() {
             return Err(Error::config("there is no spare; add one first"));
+        }
+        if self.control.geometry.members() == SLOTS {
+            return Err(Error::config(format!(
+                "an array of {SLOTS} members has no room for one device more: fail the member, and a spare takes its place"
+            )));
         }
         self.order(|orders| orders.replace = Some(place));
         Ok(())

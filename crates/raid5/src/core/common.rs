@@ -68,13 +68,22 @@ impl Setup {
         let arriving = incoming.as_ref().map(|(_, _, member)| member);
         let present = || members.iter().flatten().chain(arriving);
         let device = |(superblock, limits): &(&Superblock, Limits)| Device::of(superblock, limits);
-        let devices = members.iter().map(|member| {
+        let by_role = members.iter().map(|member| {
             // The slot of a missing member is nobody's.
             let member = member.as_ref().or_else(|| present().next());
             member.map(device)
         });
-        let mut devices: Vec<Device> = devices.flatten().collect();
-        devices.extend(arriving.map(device));
+        let mut devices: Vec<Device> = by_role.flatten().collect();
+        let slot = incoming.as_ref().map(|(role, _, _)| match members[*role] {
+            None => *role,
+            Some(_) => members.len(),
+        });
+        if let (Some(slot), Some(arriving)) = (slot, arriving) {
+            match devices.get_mut(slot) {
+                Some(place) => *place = device(arriving),
+                None => devices.push(device(arriving)),
+            }
+        }
         let roles = members.iter().enumerate();
         let roles = roles.map(|(role, member)| member.as_ref().map(|_| role));
         let any = present().map(|(superblock, _)| *superblock).next();
@@ -85,7 +94,7 @@ impl Setup {
                 roles.collect(),
                 incoming.map(|(role, held, (superblock, _))| {
                     let by_bitmap = superblock.is_recovered_by_bitmap() && bitmap.is_some();
-                    Incoming::new(members.len(), role, held, by_bitmap)
+                    Incoming::new(slot.unwrap_or(members.len()), role, held, by_bitmap)
                 }),
             ),
             unsynced: Unsynced::default(),

@@ -151,7 +151,7 @@ mod tests {
         let programs = Programs::from([("pvblk".to_owned(), server(dir.path()))]);
         let result = run("p.md", &blocks(text).unwrap(), &programs);
         result.map_err(|e| match e {
-            Stop::Fail(text) | Stop::Skip(text) => text,
+            Stop::Fail(text) | Stop::Skip(text) | Stop::Emulator(text) => text,
         })
     }
 
