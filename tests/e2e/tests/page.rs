@@ -583,7 +583,7 @@ fn give_token(browser: &mut Browser, token: &str) -> Result<(), Stop> {
 /// Opens a dialog by the key Enter on a button, and waits until its first field has the focus.
 fn press_on(browser: &mut Browser, button: &str) -> Result<(), Stop> {
     browser.until(&format!(
-        "({button})?.focus() ?? document.activeElement.tagName === 'BUTTON'"
+        "((b) => b && (b.focus(), document.activeElement === b))({button})"
     ))?;
     browser.press("Enter")?;
     browser.until("document.querySelector('dialog[open] input') === document.activeElement")?;
