@@ -53,6 +53,10 @@ plants! {
     LateWriteIsCurrent "array-late-write-is-current"
     /// RAID-5: Writes don't go to a member that comes back where the bitmap marked nothing.
     PassedOverIsForgotten "array-passed-over-is-forgotten"
+    /// RAID-5: Without a bitmap, chunks that a missing member misses aren't marked.
+    MissedNotMarked "array-missed-not-marked"
+    /// RAID-5: A member that comes back keeps the log of before.
+    OldLogKept "array-old-log-kept"
     /// RAID-5: Superblocks name a failed member while stripes are being written.
     KickNotDrained "array-kick-not-drained"
     /// RAID-5: Superblocks name a failed member while the others have data in their caches.

@@ -24,6 +24,7 @@ mod superblocks;
 
 pub(super) use bitmap::{any_bitmap_header, write_pages};
 pub(super) use disks::{At, Disk, Disks};
+pub(super) use log::empty_log;
 pub use superblocks::write_superblocks;
 pub(super) use superblocks::{Says, names_missing, write_progress, write_superblocks_on};
 

@@ -115,6 +115,8 @@ const ARRAY: &[Plant] = &[
     Plant::LateReadLands,
     Plant::LateWriteIsCurrent,
     Plant::PassedOverIsForgotten,
+    Plant::MissedNotMarked,
+    Plant::OldLogKept,
     Plant::KickNotDrained,
     Plant::KickNotFlushed,
 ];

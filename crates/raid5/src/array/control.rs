@@ -31,6 +31,8 @@ pub struct Control {
     pub(super) away: Mutex<Vec<Away>>,
     /// The device that comes back next, by the bitmap.
     pub(super) returning: Mutex<Option<Member>>,
+    /// The superblock of the last whole member that was left out, as it was then. Without a bitmap, it missed the chunks that are marked in memory.
+    pub(super) missed: Mutex<Option<Superblock>>,
     pub(super) origin: Mutex<Origin>,
     pub(super) orders: Orders,
     /// Of the background thread.
@@ -58,6 +60,7 @@ impl Control {
             re_add: options.re_add,
             away: Mutex::default(),
             returning: Mutex::default(),
+            missed: Mutex::default(),
             origin: Mutex::new(Origin {
                 devices,
                 ..Origin::default()

@@ -10,7 +10,7 @@ use super::queue::ArrayQueue;
 use super::shared::{FLOOR, Shared};
 use super::{ArrayOptions, MemberDevice, WritePath, check_stripes};
 use crate::blocking::{Idle, sleepy};
-use crate::core::{Common, Counts, Errand};
+use crate::core::{Common, Counts, Errand, Marks};
 use crate::{Assembly, Geometry, Member, STRIPE_SECTORS};
 use parking_lot::Mutex;
 use pvblk_block::stacked::{BackgroundThread, QueueTable, finish_within};
@@ -62,7 +62,12 @@ impl Raid5 {
             members.collect(),
             incoming,
             assembly.unsynced.iter().map(stripes).collect(),
-            assembly.bitmap.as_ref(),
+            match &assembly.bitmap {
+                Some(bitmap) => Marks::Bitmap(bitmap),
+                None => Marks::InMemory {
+                    settled: !assembly.dirty && assembly.unsynced.is_empty(),
+                },
+            },
             options.stripes,
             options.member_timeout.is_some(),
         )?;

@@ -4,11 +4,13 @@ use crate::blocking::Idle;
 use crate::core::{Change, Errand};
 use crate::identity::now_secs;
 use crate::repair::{
-    At, Disk, Disks, Says, names_missing, write_pages, write_progress, write_superblocks_on,
+    At, Disk, Disks, Says, empty_log, names_missing, write_pages, write_progress,
+    write_superblocks_on,
 };
 use crate::words::Chunks;
 use crate::{Assembly, BitmapHeader, Feature, Incoming, Member, STRIPE_SECTORS, Superblock};
 use pvblk_block::Error;
+use pvblk_block::planted::{Plant, has};
 use std::ops::Range;
 
 /// Superblocks as they were last written, for users, who don't wait for those that are being written.
@@ -51,21 +53,30 @@ impl OnDisk {
         })
     }
 
-    /// A device arrives at a slot: an errand will say so. `by_bitmap`: it was the member, and holds all but what the bitmap marks.
-    /// An error gives the device back: it can't be opened.
+    /// A device arrives at a slot: an errand will say so. `by_bitmap`: it was the member, and holds all but what the bitmap marks, or its like in
+    /// memory. An error gives the device back: it can't be opened, or its log can't be made empty.
     pub fn arrive(
         &mut self,
         slot: usize,
         mut member: Member,
         by_bitmap: bool,
+        idle: &mut Idle<'_>,
     ) -> Result<(), Box<(Member, Error)>> {
-        let disk = match Disk::open(&member) {
+        let opened = Disk::open(&member).and_then(|mut disk| {
+            // A spare's is empty. Entries from before would make parity wrong that is written from now on.
+            if by_bitmap && !has(Plant::OldLogKept) {
+                empty_log(&member, &mut disk, idle)?;
+            }
+            Ok(disk)
+        });
+        let disk = match opened {
             Ok(disk) => disk,
             Err(error) => return Err(Box::new((member, error))),
         };
         let feature = Feature::RECOVERY_BITMAP.0;
         member.superblock.feature_map &= !feature;
-        if by_bitmap {
+        // Without a bitmap on disk, a restart goes on from the position, and rebuilds the rest whole.
+        if by_bitmap && self.assembly.bitmap.is_some() {
             member.superblock.feature_map |= feature;
         }
         self.arriving = Some((slot, member, disk));

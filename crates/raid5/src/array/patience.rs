@@ -134,6 +134,14 @@ impl Shared {
         !gone.is_empty()
     }
 
+    /// The device that arrived at a slot isn't to be a member: I/O may be left there.
+    pub(super) fn note_left(&self, slot: usize) {
+        let devices = self.devices.all();
+        let at_slot = devices.get(slot).and_then(Option::as_ref);
+        let patient = at_slot.and_then(|device| device.patient.clone());
+        self.patience.gone.lock().extend(patient);
+    }
+
     /// Notes the devices that have gone: those whose slots aren't among these (a mask).
     pub(super) fn note_gone(&self, live: u64) {
         let has_gone = |(slot, _): &mut (usize, Superblock)| live & 1 << *slot == 0;

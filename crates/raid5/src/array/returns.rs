@@ -19,7 +19,7 @@ const MOST_DOUBLINGS: u32 = 9;
 /// The way in which a device that was a member becomes it again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReAdded {
-    /// The chunks that the write-intent bitmap marks are written.
+    /// What it missed is written: chunks that the write-intent bitmap marks, or its like in the server's memory.
     ByBitmap,
     /// It is rebuilt whole, for this reason.
     Whole(String),
@@ -81,6 +81,11 @@ struct Looking {
 fn is_the_same(was: &Superblock, found: &Superblock) -> bool {
     let id = |s: &Superblock| (s.set_uuid, s.device_uuid, s.dev_number, s.role());
     id(was) == id(found) && (found.events == was.events || found.events + 1 == was.events)
+}
+
+/// True if a device held all data of its place.
+fn is_whole(superblock: &Superblock) -> bool {
+    superblock.recovered_sectors() >= superblock.size_sectors
 }
 
 impl Returns {
@@ -256,6 +261,12 @@ impl Shared {
             let Role::Active(place) = superblock.role() else {
                 continue;
             };
+            let mut missed = control.missed.lock();
+            let is_it = |m: &Superblock| m.device_uuid == superblock.device_uuid;
+            if is_whole(&superblock) || missed.as_ref().is_some_and(is_it) {
+                *missed = Some(superblock.clone());
+            }
+            drop(missed);
             let held = (stalled && control.re_add).then(|| Arc::clone(&device.device));
             // Of several that had the place, the last one comes back.
             for other in away.iter_mut().filter(|a| a.place == usize::from(place)) {
@@ -330,18 +341,26 @@ impl Shared {
         }
     }
 
-    /// The reason why a device that was the member of a place can't be brought up to date by the bitmap; `None` if it can. `superblock`: the
-    /// device's own, as it was read.
+    /// The reason why a device that was the member of a place can't be brought up to date by the bitmap, or its like in memory; `None` if it
+    /// can. `superblock`: the device's own, as it was read.
     pub(super) fn why_whole(&self, place: usize, superblock: &Superblock) -> Option<String> {
         let Some(bitmap) = self.bitmap_header() else {
-            return Some("the array has no write-intent bitmap".into());
+            let missed = self.control.missed.lock();
+            return match &*missed {
+                Some(was) if is_the_same(was, superblock) => None,
+                Some(was) if was.device_uuid == superblock.device_uuid => {
+                    Some("its superblock was changed since it was left out".into())
+                }
+                _ => Some(
+                    "the array has no write-intent bitmap, and its server doesn't know what this device missed".into(),
+                ),
+            };
         };
         if !matches!(superblock.policy(), Policy::Bitmap { .. }) {
             return Some("the device has no write-intent bitmap".into());
         }
         if superblock.role() != Role::Active(place as u16)
-            || (superblock.recovered_sectors() < superblock.size_sectors
-                && !superblock.is_recovered_by_bitmap())
+            || !is_whole(superblock) && !superblock.is_recovered_by_bitmap()
         {
             return Some(format!("it was not the whole member of place {place}"));
         }

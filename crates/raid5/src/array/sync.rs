@@ -120,7 +120,7 @@ impl SyncQueue {
         if let Some(queue) = &mut self.queue {
             while queue.progress() {}
         }
-        if let Err(error) = self.follow(shared, orders) {
+        if let Err(error) = self.follow(shared, orders, idle) {
             tracing::debug!("{}: {error}", shared.control.name);
             self.retry_at.get_or_insert(now + RETRY);
         }
@@ -226,7 +226,12 @@ impl SyncQueue {
     }
 
     /// Follows orders of users, and takes a spare in for a member that is missing. Errors if that is to be tried again.
-    fn follow(&mut self, shared: &Arc<Shared>, orders: &PendingOrders) -> Result<(), Error> {
+    fn follow(
+        &mut self,
+        shared: &Arc<Shared>,
+        orders: &PendingOrders,
+        idle: &mut Idle<'_>,
+    ) -> Result<(), Error> {
         self.replaces = orders.replace.or(self.replaces);
         if let Some(queue) = self.queue.as_mut().filter(|_| orders.stop) {
             queue.step(QueueCore::stop_sync);
@@ -266,15 +271,20 @@ impl SyncQueue {
                     let error = Error::config("I/O of its membership is left there");
                     Err(self.put_off(shared, member, true, error))
                 }
-                Some(member) => self.take_member(shared, place, member, true),
-                None => self.take_spare(shared, place),
+                Some(member) => self.take_member(shared, place, member, true, idle),
+                None => self.take_spare(shared, place, idle),
             },
             None => Ok(()),
         }
     }
 
     /// The spare that was added last is to become the member of a place.
-    fn take_spare(&mut self, shared: &Arc<Shared>, place: usize) -> Result<(), Error> {
+    fn take_spare(
+        &mut self,
+        shared: &Arc<Shared>,
+        place: usize,
+        idle: &mut Idle<'_>,
+    ) -> Result<(), Error> {
         let usable = |s: &&Member| s.is_spare() && !s.device.limits().read_only;
         let spare = |s: &Member| Member {
             device: Arc::clone(&s.device),
@@ -289,7 +299,7 @@ impl SyncQueue {
             }
             return Ok(());
         };
-        self.take_member(shared, place, member, false)
+        self.take_member(shared, place, member, false, idle)
     }
 
     /// The device that is to come back to a place that has no member, if there is one.
@@ -306,6 +316,7 @@ impl SyncQueue {
         place: usize,
         member: Member,
         by_bitmap: bool,
+        idle: &mut Idle<'_>,
     ) -> Result<(), Error> {
         // Before anything is noted. Superblocks of the whole array are written with its own, so that has to be possible.
         let opened = self.queue(shared).and_then(QueueState::follow_members);
@@ -337,9 +348,10 @@ impl SyncQueue {
             device: opened,
             ..member
         };
-        let arrived = shared.disk.lock().arrive(slot, member, by_bitmap);
+        let arrived = shared.disk.lock().arrive(slot, member, by_bitmap, idle);
         if let Err(failed) = arrived {
             let (member, error) = *failed;
+            shared.note_left(slot);
             shared.devices.settle();
             *shared.control.arriving.lock() = None;
             let member = Member {

@@ -33,6 +33,8 @@ pub(super) struct Setup {
     pub(super) dirty: bool,
     /// Those of the write-intent bitmap.
     pub(super) chunks: Option<Chunks>,
+    /// There is none: bits are in memory only, so that a member which comes back needn't be rebuilt whole.
+    pub(super) in_memory: bool,
     /// Devices may be given up with I/O in flight.
     pub(super) limited: bool,
     /// Members have arms: it takes long to go from one place to another.
@@ -56,13 +58,46 @@ const PARTS: usize = 256;
 /// Words for each stripe that may have pages: so that few stripes share one.
 const WORDS: usize = 4;
 
+/// The chunks in which members may differ at the start.
+pub enum Marks<'a> {
+    /// Those that the write-intent bitmap marks.
+    Bitmap(&'a WriteIntent),
+    /// There is no bitmap. `settled`: all that was written is on stable storage, with its parity.
+    InMemory { settled: bool },
+}
+
+/// Least sectors of a chunk whose bit is in memory only, as a power of two; and most chunks.
+const LEAST_SHIFT: u32 = 7;
+const MOST_CHUNKS: u64 = 1 << 15;
+
+impl Marks<'_> {
+    fn are_on_disk(&self) -> bool {
+        matches!(self, Marks::Bitmap(_))
+    }
+
+    fn chunks(&self, geometry: &Geometry) -> Chunks {
+        match self {
+            Marks::Bitmap(bitmap) => Chunks::new(bitmap.chunk_shift(), bitmap.marks()),
+            Marks::InMemory { settled } => {
+                let sectors = geometry.member_sectors();
+                let mut shift = LEAST_SHIFT;
+                while sectors >> shift > MOST_CHUNKS {
+                    shift += 1;
+                }
+                let count = sectors.div_ceil(1 << shift);
+                Chunks::new(shift, (0..count).map(|_| !settled))
+            }
+        }
+    }
+}
+
 impl Setup {
     /// As [`Common::of`]. Superblocks are written before the first write, since they may be clean, or not name a member that is missing.
     fn of(
         geometry: Geometry,
         members: Vec<Option<(&Superblock, Limits)>>,
         incoming: Option<(usize, u64, (&Superblock, Limits))>,
-        bitmap: Option<&WriteIntent>,
+        marks: Marks<'_>,
         stripes: usize,
     ) -> Setup {
         let arriving = incoming.as_ref().map(|(_, _, member)| member);
@@ -93,13 +128,14 @@ impl Setup {
             members: Members::new(
                 roles.collect(),
                 incoming.map(|(role, held, (superblock, _))| {
-                    let by_bitmap = superblock.is_recovered_by_bitmap() && bitmap.is_some();
+                    let by_bitmap = superblock.is_recovered_by_bitmap() && marks.are_on_disk();
                     Incoming::new(slot.unwrap_or(members.len()), role, held, by_bitmap)
                 }),
             ),
             unsynced: Unsynced::default(),
             dirty: false,
-            chunks: bitmap.map(|bitmap| Chunks::new(bitmap.chunk_shift(), bitmap.marks())),
+            chunks: Some(marks.chunks(&geometry)),
+            in_memory: !marks.are_on_disk(),
             limited: false,
             rotational: present().any(|(_, limits)| !limits.non_rotational),
             most_read_errors: MOST_READ_ERRORS,
@@ -171,6 +207,8 @@ pub struct Common {
     pub(super) logs: Option<Logs<Stripe>>,
     /// Those of the write-intent bitmap, if there is one.
     pub(super) chunks: Option<Chunks>,
+    /// See [`Setup`].
+    pub(super) in_memory: bool,
     /// Locked while bits are set, or a rebuild passes over stripes whose bits aren't.
     pub(super) passing: Mutex<()>,
     /// Devices may be given up with I/O in flight: no memory of requests is written.
@@ -209,11 +247,11 @@ impl Common {
         members: Vec<Option<(&Superblock, Limits)>>,
         incoming: Option<(usize, u64, (&Superblock, Limits))>,
         unsynced: Vec<Range<u64>>,
-        bitmap: Option<&WriteIntent>,
+        marks: Marks<'_>,
         stripes: usize,
         limited: bool,
     ) -> Result<Arc<Common>, Error> {
-        let mut setup = Setup::of(geometry, members, incoming, bitmap, stripes);
+        let mut setup = Setup::of(geometry, members, incoming, marks, stripes);
         setup.unsynced = Unsynced(unsynced);
         setup.limited = limited;
         Common::new(setup)
@@ -246,6 +284,7 @@ impl Common {
             epoch: Epoch::default(),
             logs,
             chunks: setup.chunks,
+            in_memory: setup.in_memory,
             passing: Mutex::new(()),
             limited: setup.limited,
             stock: Stock::new(sets),

@@ -11,6 +11,7 @@ use crate::STRIPE_SECTORS;
 use crate::head_pages::bits;
 use crate::words::{Chunks, InFlight, Marked, Open, Parked, Seen, Token};
 use pvblk_block::Op;
+use pvblk_block::planted::{Plant, has};
 use std::ops::Range;
 
 /// Batches of a queue that wait for bits, and its sweep.
@@ -55,7 +56,8 @@ impl Common {
         chunks.is_none_or(|chunks| chunks.may_write(&self.stripe_sectors(stripe)))
     }
 
-    /// The bits of these stripes are on all members. The thread that writes bits calls this.
+    /// The bits of these stripes are on all members. The thread that writes bits calls this; if they are in memory only, a queue that has the
+    /// stripe's word.
     pub fn bits_are_set(&self, stripes: impl IntoIterator<Item = u64>) {
         let Some(chunks) = &self.chunks else { return };
         let _together = self.passing.lock();
@@ -103,6 +105,12 @@ impl QueueCore {
         }
         let stripe = token.record_mut().known.stripe;
         if self.common.may_write(stripe) {
+            return Some(token);
+        }
+        if self.common.in_memory {
+            if !has(Plant::MissedNotMarked) {
+                self.common.bits_are_set([stripe]);
+            }
             return Some(token);
         }
         // Parked: a stop doesn't wait for it.

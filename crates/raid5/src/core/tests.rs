@@ -57,6 +57,7 @@ impl Array {
             unsynced: Unsynced::default(),
             dirty,
             chunks,
+            in_memory: false,
             limited: false,
             rotational: false,
             most_read_errors: 20,

@@ -82,6 +82,7 @@ impl SharedRequest {
             unsynced: Unsynced::default(),
             dirty: rng.bool(),
             chunks: None,
+            in_memory: false,
             limited: false,
             rotational: false,
             most_read_errors: rng.u32(..3),

@@ -137,6 +137,7 @@ fn array(bound: &Bound) -> Arc<Common> {
         dirty: true,
         // The model knows no blocks that can't be read once.
         chunks: None,
+        in_memory: false,
         limited: false,
         rotational: false,
         most_read_errors: 0,

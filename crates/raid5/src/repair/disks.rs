@@ -61,6 +61,10 @@ impl Disk {
             data_offset: member.superblock.data_offset_sectors,
         })
     }
+
+    pub fn blocking(&mut self) -> &mut Blocking {
+        &mut self.blocking
+    }
 }
 
 /// A queue of each member, and of the one that is being rebuilt.

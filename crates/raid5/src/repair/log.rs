@@ -4,14 +4,14 @@
 //! lists begin, so a log that a cut left unfinished lists none that began. The same goes for an entry whose
 //! partial parity doesn't match.
 
-use super::super::assemble::Assembly;
-use super::super::blocking::Idle;
+use super::super::assemble::{Assembly, Member};
+use super::super::blocking::{Blocking, Idle};
 use super::super::geometry::STRIPE_BYTES;
 use super::super::parity::xor_of;
 use super::super::ppl::{PPL_HEADER_BYTES, PplHeader, find_newest, ppl_signature};
 use super::super::recover::Repair;
 use super::super::superblock::{LogArea, Policy};
-use super::{At, Disks, is_missing};
+use super::{At, Disk, Disks, is_missing};
 use pvblk_block::Error;
 
 /// Findings in the logs.
@@ -113,18 +113,39 @@ pub(in super::super) fn empty(
     disks: &mut Disks,
     idle: &mut Idle<'_>,
 ) -> Result<(), Error> {
-    let header = PplHeader::empty(signature(assembly)).encode();
     for at in At::all(assembly) {
-        let Some((log, _)) = log_of(assembly, at) else {
-            continue;
-        };
-        let mut area = vec![0; log.sectors as usize * 512];
-        area[..PPL_HEADER_BYTES].copy_from_slice(&header);
-        let disk = disks.at(at)?;
-        disk.write_cached(log.sector, &area, idle)?;
-        disk.flush(idle)?;
+        if let Some((log, _)) = log_of(assembly, at) {
+            empty_at(log, signature(assembly), disks.at(at)?, idle)?;
+        }
     }
     Ok(())
+}
+
+/// The same of one device.
+pub(in super::super) fn empty_log(
+    member: &Member,
+    disk: &mut Disk,
+    idle: &mut Idle<'_>,
+) -> Result<(), Error> {
+    match member.superblock.policy() {
+        Policy::Ppl(log) => {
+            let signature = ppl_signature(&member.superblock.set_uuid);
+            empty_at(log, signature, disk.blocking(), idle)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn empty_at(
+    log: LogArea,
+    signature: u32,
+    disk: &mut Blocking,
+    idle: &mut Idle<'_>,
+) -> Result<(), Error> {
+    let mut area = vec![0; log.sectors as usize * 512];
+    area[..PPL_HEADER_BYTES].copy_from_slice(&PplHeader::empty(signature).encode());
+    disk.write_cached(log.sector, &area, idle)?;
+    disk.flush(idle)
 }
 
 fn signature(assembly: &Assembly) -> u32 {

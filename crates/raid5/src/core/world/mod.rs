@@ -203,6 +203,7 @@ impl World {
             geometry,
             policy,
             chunks,
+            in_memory: false,
             devices: devices_of(spare + 1, volatile, zeroes, room),
             members: Members::new(disk.roles.clone(), incoming),
             unsynced: Unsynced(unsynced.0.clone()),

@@ -100,7 +100,7 @@ impl ArrayProfile {
         ArrayProfile {
             limit: Some(pick(&mut rng, &[4000, 10_000, 30_000])),
             re_add: rng.u8(..3) > 0,
-            policy: match rng.u8(..4) {
+            policy: match rng.u8(..2) {
                 0 => self.policy,
                 _ => Policy::Bitmap,
             },
