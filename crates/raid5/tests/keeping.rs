@@ -337,7 +337,7 @@ fn a_rebuild_goes_on_after_a_restart() {
         let mut world = TestArray::new(consistency);
         let spare = disk("spare");
         let add = |array: &Raid5| array.add(&spare.name, &spare.device, false, &mut sleepy());
-        add(&*world.array).unwrap();
+        add(&world.array).unwrap();
         world.array.set_speed(1, 1).unwrap();
         world.array.fail(3).unwrap();
         let background = world.background.as_mut().unwrap();

@@ -26,7 +26,7 @@ fn main() -> ExitCode {
     };
     match run(&point, options) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Stop::Skip(why) | Stop::Fail(why)) => {
+        Err(Stop::Skip(why) | Stop::Fail(why) | Stop::Emulator(why)) => {
             eprintln!("slow_medium: {why}");
             ExitCode::FAILURE
         }

@@ -38,6 +38,13 @@ impl Stop {
         Err(Stop::Fail(text.into()))
     }
 
+    /// Its text, whatever it is.
+    pub fn into_text(self) -> String {
+        match self {
+            Stop::Skip(text) | Stop::Fail(text) | Stop::Emulator(text) => text,
+        }
+    }
+
     /// A skip for this reason.
     pub fn skip<T>(reason: impl Into<String>) -> Result<T, Stop> {
         Err(Stop::Skip(reason.into()))

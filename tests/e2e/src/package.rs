@@ -26,11 +26,7 @@ pub struct Package {
 pub fn package() -> Result<&'static Package, Stop> {
     static MADE: OnceLock<Result<Package, String>> = OnceLock::new();
     need(&["dpkg-buildpackage", "dh", "lowdown"])?;
-    let made = MADE.get_or_init(|| {
-        make().map_err(|e| match e {
-            Stop::Fail(text) | Stop::Skip(text) | Stop::Emulator(text) => text,
-        })
-    });
+    let made = MADE.get_or_init(|| make().map_err(Stop::into_text));
     made.as_ref().map_err(|text| Stop::Fail(text.clone()))
 }
 

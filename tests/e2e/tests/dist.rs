@@ -87,11 +87,7 @@ fn release() -> Result<&'static Release, Stop> {
     if !tree().join(".git").exists() {
         return Stop::skip("this tree is no repository, and a release is made of a commit");
     }
-    let made = MADE.get_or_init(|| {
-        Release::make("022", "UTC").map_err(|e| match e {
-            Stop::Fail(text) | Stop::Skip(text) => text,
-        })
-    });
+    let made = MADE.get_or_init(|| Release::make("022", "UTC").map_err(Stop::into_text));
     made.as_ref().map_err(|text| Stop::Fail(text.clone()))
 }
 

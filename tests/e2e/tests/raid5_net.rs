@@ -22,12 +22,12 @@ const BITMAP_HEADER: usize = 256;
 fn main() -> ExitCode {
     run_all(&[
         ("a_server_whose_link_is_down_comes_back", || {
-            cut(Cut::Link, 0)?;
-            cut(Cut::Link, 1)
+            cut(Cut::Link, 0, "bitmap")?;
+            cut(Cut::Link, 1, "ppl")
         }),
         ("a_server_whose_packets_go_astray_comes_back", || {
-            cut(Cut::Astray, 2)?;
-            cut(Cut::Astray, 0)
+            cut(Cut::Astray, 2, "ppl")?;
+            cut(Cut::Astray, 0, "bitmap")
         }),
         ("a_recovery_by_the_bitmap_goes_on_after_a_kill", || {
             killed_while_recovering()
@@ -63,7 +63,7 @@ fn server(n: usize, file: &Path, address: &str) -> Result<Command, Stop> {
 }
 
 impl Net {
-    fn new(options: &str) -> Result<Net, Stop> {
+    fn new(policy: &str, options: &str) -> Result<Net, Stop> {
         let dir = tempfile::tempdir()?;
         let (mut hosts, mut files, mut uris) = (Vec::new(), Vec::new(), Vec::new());
         for n in 0..3 {
@@ -77,7 +77,10 @@ impl Net {
             files.push(file);
         }
         let mut create = pvblk(["raid", "create", "--raid-devices", "3", "--chunk", "64K"])?;
-        create.args(["--consistency-policy", "bitmap", "--bitmap-chunk", "256K"]);
+        create.args(["--consistency-policy", policy]);
+        if policy == "bitmap" {
+            create.args(["--bitmap-chunk", "256K"]);
+        }
         create.args(&uris);
         run(create, PATIENCE)?.success()?;
         let served = Managed::of(&volume(&uris, options))?;
@@ -123,15 +126,18 @@ impl Net {
     }
 }
 
-fn cut(how: Cut, member: usize) -> Result<(), Stop> {
+fn cut(how: Cut, member: usize, policy: &str) -> Result<(), Stop> {
     need(&["nbdkit", "nbdcopy"])?;
     need_fio_nbd()?;
     need_namespaces()?;
-    let net = Net::new("member-timeout=3s,re-add=auto")?;
+    let net = Net::new(policy, "member-timeout=3s,re-add=auto")?;
     let other = (member + 1) % 3;
     let whole = ["--rw=write", "--size=80M"];
     net.fio(&whole)?;
-    net.until_clean(other)?;
+    let has_bitmap = policy == "bitmap";
+    if has_bitmap {
+        net.until_clean(other)?;
+    }
 
     // The writes while it is cut off, and no others, are written to it when it is back.
     net.hosts[member].cut(how, true)?;
@@ -145,16 +151,21 @@ fn cut(how: Cut, member: usize) -> Result<(), Stop> {
     check(is["serving"]["away"][0]["place"] == member, || {
         is.to_string()
     })?;
-    let missed = net.bits(other)?;
     // Rows have two data chunks, so 6 MiB are 3 of each member.
-    check((12..=13).contains(&missed.len()), || format!("{missed:?}"))?;
+    let mut sectors = 6 << 20 >> 10..=u64::MAX;
+    if has_bitmap {
+        let missed = net.bits(other)?;
+        check((12..=13).contains(&missed.len()), || format!("{missed:?}"))?;
+        let all = missed.len() as u64 * CHUNK / 512;
+        sectors = all..=all;
+    }
     net.hosts[member].cut(how, false)?;
     let back = net.served.until("back", |d| d["degraded"] == false)?;
     let rebuilt = &back["serving"]["rebuilt"];
-    let sectors = missed.len() as u64 * CHUNK / 512;
+    let written = rebuilt["sectors"].as_u64().unwrap_or_default();
     check(
-        rebuilt["by_bitmap"] == true && rebuilt["sectors"] == sectors && rebuilt["place"] == member,
-        || format!("{rebuilt}, and {sectors} were missed: {missed:?}"),
+        rebuilt["by_bitmap"] == true && sectors.contains(&written) && rebuilt["place"] == member,
+        || format!("{rebuilt}, and {sectors:?} were missed"),
     )?;
     net.served.parity_is_right()?;
     let read = [
@@ -201,7 +212,7 @@ fn killed_while_recovering() -> Result<(), Stop> {
     need_namespaces()?;
     let (member, other) = (0, 1);
     let options = "member-timeout=3s";
-    let mut net = Net::new(options)?;
+    let mut net = Net::new("bitmap", options)?;
     net.fio(&["--rw=write", "--size=80M"])?;
     net.until_clean(other)?;
     net.hosts[member].kill()?;

@@ -226,7 +226,7 @@ fn sync_lines(serving: &Serving, lines: &mut Vec<(&str, String)>) {
     }
     if let Some(rebuilt) = &serving.rebuilt {
         let how = match rebuilt.by_bitmap {
-            true => ", by the bitmap",
+            true => ", what it missed",
             false => "",
         };
         lines.push((

@@ -63,7 +63,7 @@ pub enum RaidCommand {
     Detail(DetailArgs),
     /// Give an array a spare; if a member is missing, it is rebuilt onto that
     Add(AddArgs),
-    /// Take a device back that was a member: only what it missed is written, if the write-intent bitmap tells
+    /// Take a device back that was a member: only what it missed is written, if that is known
     ReAdd(ReAddArgs),
     /// Throw a member out, as if it had failed
     Fail(MemberArgs),

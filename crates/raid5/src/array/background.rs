@@ -230,7 +230,7 @@ impl BackgroundWork {
             incoming: common.recovered().map(|(place, _)| place),
             frozen,
         };
-        self.returns.step(&*self.shared, now, places);
+        self.returns.step(&self.shared, now, places);
     }
 
     /// The device that is to be added as a spare, since it came back and is to be rebuilt whole. Adding waits for the device.

@@ -518,8 +518,8 @@ impl Raid5 {
         self.shared.add(name, device, force, idle)
     }
 
-    /// Takes a device back that was a member: what it missed is written, if the write-intent bitmap tells. Otherwise it becomes a spare, which is rebuilt
-    /// whole. Errors if it wasn't a member of this array, or its place has another device.
+    /// Takes a device back that was a member: what it missed is written, if the write-intent bitmap or the memory of this server tells. Otherwise it
+    /// becomes a spare, which is rebuilt whole. Errors if it wasn't a member of this array, or its place has another device.
     pub fn re_add(
         &self,
         name: &str,

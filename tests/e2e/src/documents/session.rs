@@ -150,9 +150,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let programs = Programs::from([("pvblk".to_owned(), server(dir.path()))]);
         let result = run("p.md", &blocks(text).unwrap(), &programs);
-        result.map_err(|e| match e {
-            Stop::Fail(text) | Stop::Skip(text) | Stop::Emulator(text) => text,
-        })
+        result.map_err(Stop::into_text)
     }
 
     #[test]
