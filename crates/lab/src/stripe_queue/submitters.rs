@@ -38,7 +38,7 @@ pub struct SubmittersOptions {
 pub struct SubmittersPoint {
     pub shape: Shape,
     pub threads: usize,
-    /// One array.
+    /// All threads on one array.
     pub shared: Vec<f64>,
     /// The same once more: the control.
     pub shared_again: Vec<f64>,

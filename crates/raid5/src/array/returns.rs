@@ -19,7 +19,7 @@ const MOST_DOUBLINGS: u32 = 9;
 /// The way in which a device that was a member becomes it again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReAdded {
-    /// What it missed is written: chunks that the write-intent bitmap marks, or its like in the server's memory.
+    /// Only chunks that it missed are written: those that the write-intent bitmap marks, or its like in the server's memory.
     ByBitmap,
     /// It is rebuilt whole, for this reason.
     Whole(String),
