@@ -115,12 +115,11 @@ neighbours: ## Measure a disk's latency while its neighbour is attacked in each 
 sim: ## Run the simulation: 100000 seeds of rings with crashes at any step, 5000 of an array, 20000 of a cache, 100000 of squeezed pools, 100000 of stops (half an hour)
 	@cargo run --release --locked -p pvblk-sim -- --seeds 100000
 	@cargo run --release --locked -p pvblk-sim -- raid --seeds 5000
-	@cargo run --release --locked -p pvblk-sim -- raid --seeds 5000
 	@cargo run --release --locked -p pvblk-sim -- cache --seeds 20000
 	@cargo run --release --locked -p pvblk-sim -- squeeze --seeds 100000
 	@cargo run --release --locked -p pvblk-sim -- stop --seeds 100000
 
-model: ## Search the model of the next RAID-5 core for all sets of three writes, with failures and power cuts at every step (20 minutes; an hour beside other work)
+model: ## Search the model of RAID-5's write path for all sets of three writes, with failures and power cuts at every step (20 minutes; an hour beside other work)
 	@cargo run --release --locked -p pvblk-raid5-model -- all
 
 asan: ## Run the simulations of squeezed pools, caches and arrays under AddressSanitizer, 5000 seeds each (15 minutes)

@@ -1,4 +1,4 @@
-//! An exhaustive model of the write path of the next RAID-5 core: docs/decisions/0048-stripes-own-themselves.md.
+//! An exhaustive model of RAID-5's write path: docs/decisions/0048-stripes-own-themselves.md.
 //!
 //! Stripes, logs, flushes, a member that fails, a rebuild, and power cuts at every step, all in all orders, for an array of three
 //! members with two stripes of two blocks of two sectors and for three writes. [`search`](search::search) looks at all states within a

@@ -47,7 +47,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Most stripe heads: as many as md takes.
+/// Most stripes that may have pages: as many as md takes.
 const MOST_STRIPES: usize = 32768;
 /// Fewest, so that any request makes progress.
 const LEAST_STRIPES: usize = 8;
@@ -133,9 +133,9 @@ pub fn serve(
 /// Options for serving an array.
 #[derive(Clone)]
 pub struct ArrayOptions {
-    /// Stripe heads, 8 to 32768: each has a page of 4 KiB for every member.
+    /// Stripes that may have pages, 8 to 32768: a page of 4 KiB for every member.
     pub stripes: usize,
-    /// Path by which writes go to stripe heads.
+    /// Path by which writes go to stripes.
     pub path: WritePath,
     /// The devices that questions name.
     pub names: Arc<dyn MemberNames>,
@@ -146,7 +146,7 @@ pub struct ArrayOptions {
 }
 
 impl Default for ArrayOptions {
-    /// 256 heads, as md.
+    /// 256 stripes, as md.
     fn default() -> ArrayOptions {
         ArrayOptions {
             stripes: 256,
@@ -207,7 +207,7 @@ fn name_of(assembly: &Assembly) -> String {
     format!("raid5 of {}", names.collect::<Vec<_>>().join(", "))
 }
 
-/// Errors unless an array takes so many stripe heads.
+/// Errors unless so many stripes of an array may have pages.
 fn check_stripes(stripes: usize) -> Result<(), Error> {
     if (LEAST_STRIPES..=MOST_STRIPES).contains(&stripes) {
         return Ok(());

@@ -522,6 +522,52 @@ fn without_a_bitmap_or_with_an_old_one_it_is_rebuilt_whole() {
     assert_eq!(world.mismatches(), 0);
 }
 
+/// Nothing can be swept while a member is missing.
+#[test]
+fn the_background_of_a_degraded_array_rests() {
+    for consistency in POLICIES {
+        let mut world = TestArray::new(consistency, ArrayOptions::default());
+        world.write_now(0, 512);
+        let due = world.background.nap(world.now).unwrap();
+        assert!(due <= Duration::from_secs(5), "{due:?}");
+        world.array.fail(1).unwrap();
+        world.pass(Duration::from_secs(1));
+        world.write_now(0, 512);
+        world.pass(Duration::from_secs(30));
+        let due = world.background.nap(world.now).unwrap();
+        assert!(due > Duration::from_secs(60), "{due:?}");
+    }
+}
+
+/// Once another member has had the place, and bits were cleared, nobody knows what the first one missed.
+#[test]
+fn a_member_from_before_the_last_one_is_written_whole() {
+    let mut world = TestArray::new(Consistency::Ppl, TestArray::limited(false));
+    miss(&mut world, 1);
+    world.open(1);
+    let spare = disk("spare".into());
+    let added = world
+        .array
+        .add(&spare.name, &spare.device, false, &mut sleepy());
+    added.unwrap();
+    world.disks.push(spare);
+    world.settle();
+    world.write_now(9000, 100);
+    world.sweep();
+    world.array.fail(1).unwrap();
+    world.pass(Duration::from_secs(1));
+    let ReAdded::Whole(why) = world.re_add(1).unwrap() else {
+        panic!("its bits are gone");
+    };
+    assert!(
+        why.contains("doesn't know what this device missed"),
+        "{why}"
+    );
+    world.settle();
+    assert!(world.is_whole());
+    assert_eq!(world.mismatches(), 0);
+}
+
 /// All that an earlier server wrote is flushed when the array is made ready.
 #[test]
 fn after_a_crash_a_member_misses_only_what_is_written_without_it() {

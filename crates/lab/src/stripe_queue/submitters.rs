@@ -333,7 +333,7 @@ impl SubmittersResult {
                 let figure = median_ratio(&p.shared, &p.apart);
                 Check {
                     expected: format!(
-                        "{} threads, {}: one array without a lock at least 0.95 of arrays apart",
+                        "{} threads, {}: one array at least 0.95 of arrays apart",
                         p.threads, p.shape.name
                     ),
                     figure: format!("{figure:.2}"),

@@ -90,7 +90,7 @@ pub enum Question {
         #[serde(default)]
         max_kib: Option<u64>,
     },
-    /// Sets the number of stripe heads: see [`Raid5::set_stripes`].
+    /// Sets the number of stripes that may have pages: see [`Raid5::set_stripes`].
     Stripes {
         /// The new number.
         stripes: usize,

@@ -249,6 +249,17 @@ impl BackgroundWork {
         self.sync.is_busy() || is_left || orders.has_any() || waits && !orders.frozen
     }
 
+    /// The time for which nothing will be due, unless I/O ends or somebody asks for something; `None`: for ever.
+    pub fn nap(&self, now: Duration) -> Option<Duration> {
+        let look = self.shared.chores.has_queues().then_some(LOOK);
+        let forgive = self.forgive_at.saturating_sub(now);
+        let tick = self.shared.control.limit.map(|limit| limit / TICKS);
+        let left = self.leaves_some.then_some(LOOK_LEFT);
+        let naps = look.into_iter().chain(self.sync.nap(&self.shared, now));
+        let naps = naps.chain(tick).chain(left);
+        naps.chain([forgive]).min()
+    }
+
     /// Tells subscribers of changes of the members.
     fn tell(&mut self) {
         let shared = &self.shared;
@@ -269,7 +280,9 @@ impl BackgroundWork {
         let written = shared.try_writing(&mut disk, idle, |disk, idle| {
             disk.write(errand, before, idle)
         });
-        shared.patience.will_go(disk.take_gone());
+        let gone = disk.take_gone();
+        gone.iter().for_each(|(_, was)| shared.note_missed(was));
+        shared.patience.will_go(gone);
         written.unwrap_or(before)
     }
 
@@ -340,13 +353,7 @@ impl Background for BackgroundWork {
         if let Some(whole) = self.take_whole() {
             add_whole(&self.shared, whole);
         }
-        let look = self.shared.chores.has_queues().then_some(LOOK);
-        let forgive = self.forgive_at.saturating_sub(self.shared.begin.elapsed());
-        let tick = self.shared.control.limit.map(|limit| limit / TICKS);
-        let left = self.leaves_some.then_some(LOOK_LEFT);
-        let naps = look.into_iter().chain(self.sync.nap(&self.shared, now));
-        let naps = naps.chain(tick).chain(left);
-        let nap = naps.chain([forgive]).min();
+        let nap = self.nap(now);
         nap.map_or(Due::Never, |nap| Due::At(Instant::now() + nap))
     }
 

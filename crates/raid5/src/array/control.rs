@@ -1,7 +1,7 @@
 //! [`Control`]: the parts of an array that orders and questions need; and [`Snapshot`]: an array at a moment.
 
 use super::manage::Orders;
-use super::returns::Away;
+use super::returns::{Away, Missed};
 use super::shared::Shared;
 use super::{ArrayOptions, MemberNames, Origin, SpecParts, limits_of, name_of};
 use crate::core::State;
@@ -31,8 +31,8 @@ pub struct Control {
     pub(super) away: Mutex<Vec<Away>>,
     /// The device that comes back next, by the bitmap.
     pub(super) returning: Mutex<Option<Member>>,
-    /// The superblock of the last whole member that was left out, as it was then. Without a bitmap, it missed the chunks that are marked in memory.
-    pub(super) missed: Mutex<Option<Superblock>>,
+    /// The last whole member that was left out. Without a bitmap, it missed the chunks that are marked in memory.
+    pub(super) missed: Mutex<Option<Missed>>,
     pub(super) origin: Mutex<Origin>,
     pub(super) orders: Orders,
     /// Of the background thread.

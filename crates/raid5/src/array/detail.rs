@@ -127,7 +127,7 @@ pub struct Serving {
     /// Milliseconds after which a member that doesn't answer is thrown out.
     #[serde(default)]
     pub member_timeout_ms: Option<u64>,
-    /// Stripe heads: md's `stripe_cache_size`.
+    /// Stripes that may have pages: md's `stripe_cache_size`.
     pub stripes: usize,
     /// Those at work: md's `stripe_cache_active`.
     pub active_stripes: usize,

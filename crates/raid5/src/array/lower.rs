@@ -1,6 +1,7 @@
-//! A queue of an array above its queues at the members: how both are opened, and how it waits for them.
+//! Queues at members: how they are opened, and how a queue of the array waits for them.
 
 use super::MemberDevice;
+use crate::core::Mail;
 use pvblk_block::stacked::{CompletionQueue, LowerQueue};
 use pvblk_block::trace::Tracer;
 use pvblk_block::{Error, QueueContext, Readiness};
@@ -42,16 +43,18 @@ pub(super) fn remaps_to(member: &MemberDevice, below: &QueueContext, own: &Trace
     tracing.tracer(&floor, below.index, below.submitter)
 }
 
-/// The entries that other queues leave for a new queue, and its poller, which has the descriptor of their event.
-pub(super) fn open_entries<T: Default + Send>() -> Result<(Arc<CompletionQueue<T>>, Poller), Error>
-{
+/// Mail that other queues leave for a queue.
+pub(super) type Mailbox = CompletionQueue<Vec<Mail>>;
+
+/// The mail for a new queue, and its poller, which has the descriptor of their event.
+pub(super) fn open_mail() -> Result<(Arc<Mailbox>, Poller), Error> {
     let os = |e| Error::os("raid5: opening a queue", e);
-    let entries: CompletionQueue<T> = CompletionQueue::new().map_err(os)?;
+    let mail = Mailbox::new().map_err(os)?;
     let poller = Poller::new().map_err(os)?;
     poller
-        .add(entries.wait().event().as_fd(), 0, false)
+        .add(mail.wait().event().as_fd(), 0, false)
         .map_err(os)?;
-    Ok((Arc::new(entries), poller))
+    Ok((Arc::new(mail), poller))
 }
 
 /// Asks members with requests in flight for wake-ups at the poller; the earliest of their times.

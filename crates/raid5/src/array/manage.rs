@@ -96,11 +96,11 @@ pub struct ArrayState {
     pub away: Vec<(usize, String)>,
     /// The time after which a member that doesn't answer is kicked.
     pub member_timeout: Option<Duration>,
-    /// Number of stripe heads.
+    /// Stripes that may have pages.
     pub stripes: usize,
     /// Those that have something to do.
     pub active_stripes: usize,
-    /// Path by which writes go to stripe heads.
+    /// Path by which writes go to stripes.
     pub write_path: WritePath,
     /// Nothing is begun by itself.
     pub frozen: bool,
@@ -564,7 +564,7 @@ impl Raid5 {
         self.shared.set_write_path(path);
     }
 
-    /// Sets the number of stripe heads, 8 to 32768. Heads in use are freed when they are not in use any more.
+    /// Sets the number of stripes that may have pages, 8 to 32768. Sets of pages that are too many go as soon as no batch has them.
     pub fn set_stripes(&self, stripes: usize) -> Result<(), Error> {
         check_stripes(stripes)?;
         self.shared.set_stripes(stripes)

@@ -2,11 +2,11 @@
 
 use super::devices::AtSlot;
 use super::shared::{FLOOR, Shared, number, owner};
-use crate::array::lower::{arm_members, below, open_entries, open_member, remaps_to};
+use crate::array::lower::{Mailbox, arm_members, below, open_mail, open_member, remaps_to};
 use crate::array::requests::{MemberRequest, MemberRequests};
-use crate::core::{Mail, QueueCore, SyncEnd, SyncNow, Token, Work};
+use crate::core::{QueueCore, SyncEnd, SyncNow, Token, Work};
 use crate::words::Owner;
-use pvblk_block::stacked::{CompletionQueue, LowerQueue, finish_within};
+use pvblk_block::stacked::{LowerQueue, finish_within};
 use pvblk_block::trace::{Phase, Tracer};
 use pvblk_block::{Completion, DeviceQueue, Error, QueueContext, Readiness, Request, Status};
 use pvblk_sys::Poller;
@@ -28,7 +28,7 @@ pub(super) struct QueueState {
     shared: Arc<Shared>,
     me: Owner,
     core: QueueCore,
-    mail: Arc<CompletionQueue<Vec<Mail>>>,
+    mail: Arc<Mailbox>,
     /// Queues to the members, by slot, and those for whom they are.
     members: Vec<Option<LowerQueue>>,
     at_slots: Vec<Option<Arc<AtSlot>>>,
@@ -76,7 +76,7 @@ impl QueueState {
         let tracer = tracing.tracer(FLOOR, context.index, context.submitter);
         // Members don't know where their requests come from: `remaps` has that.
         let below = below(context);
-        let (mail, poller) = open_entries()?;
+        let (mail, poller) = open_mail()?;
         let number = shared.queues.open(&mail);
         let too_many = || Error::config("raid5: more queues than there is room for");
         let core = owner(number).ok_or_else(too_many);

@@ -83,6 +83,20 @@ fn is_the_same(was: &Superblock, found: &Superblock) -> bool {
     id(was) == id(found) && (found.events == was.events || found.events + 1 == was.events)
 }
 
+/// A whole member that was left out.
+pub struct Missed {
+    /// Its superblock as it was, or was about to be, when it was left out last.
+    was: Superblock,
+    /// As it was found on the device when that came back: the next one may not have reached it.
+    found: Option<Superblock>,
+}
+
+impl Missed {
+    fn is(&self, found: &Superblock) -> bool {
+        is_the_same(&self.was, found) || self.found.as_ref() == Some(found)
+    }
+}
+
 /// True if a device held all data of its place.
 fn is_whole(superblock: &Superblock) -> bool {
     superblock.recovered_sectors() >= superblock.size_sectors
@@ -160,7 +174,10 @@ impl Returns {
         let Some(one) = away.iter_mut().filter(is_quiet).find(is_it) else {
             return Ok(());
         };
-        if !is_the_same(&one.superblock, &found) {
+        let missed = shared.control.missed.lock();
+        let is_known = missed.as_ref().is_some_and(|missed| missed.is(&found));
+        drop(missed);
+        if !is_known && !is_the_same(&one.superblock, &found) {
             one.held = None;
             return Err(Error::config(
                 "it has another superblock than when it was kicked; look at it, and add it",
@@ -261,12 +278,6 @@ impl Shared {
             let Role::Active(place) = superblock.role() else {
                 continue;
             };
-            let mut missed = control.missed.lock();
-            let is_it = |m: &Superblock| m.device_uuid == superblock.device_uuid;
-            if is_whole(&superblock) || missed.as_ref().is_some_and(is_it) {
-                *missed = Some(superblock.clone());
-            }
-            drop(missed);
             let held = (stalled && control.re_add).then(|| Arc::clone(&device.device));
             // Of several that had the place, the last one comes back.
             for other in away.iter_mut().filter(|a| a.place == usize::from(place)) {
@@ -347,8 +358,8 @@ impl Shared {
         let Some(bitmap) = self.bitmap_header() else {
             let missed = self.control.missed.lock();
             return match &*missed {
-                Some(was) if is_the_same(was, superblock) => None,
-                Some(was) if was.device_uuid == superblock.device_uuid => {
+                Some(missed) if missed.is(superblock) => None,
+                Some(missed) if missed.was.device_uuid == superblock.device_uuid => {
                     Some("its superblock was changed since it was left out".into())
                 }
                 _ => Some(
@@ -373,9 +384,28 @@ impl Shared {
         None
     }
 
+    /// Superblocks on disk leave a device out from now on, and words don't know of it yet.
+    pub(super) fn note_missed(&self, superblock: &Superblock) {
+        let mut missed = self.control.missed.lock();
+        let mut same = missed.take_if(|m| m.was.device_uuid == superblock.device_uuid);
+        if let Some(same) = &mut same {
+            same.was = superblock.clone();
+        }
+        let new = || Missed {
+            was: superblock.clone(),
+            found: None,
+        };
+        if let Some(now) = same.or_else(|| is_whole(superblock).then(new)) {
+            *missed = Some(now);
+        }
+    }
+
     /// A device that was the member of a place is to become it again, by the bitmap.
     pub(super) fn bring_back(&self, place: usize, member: Member) {
         let name = member.name.clone();
+        if let Some(missed) = &mut *self.control.missed.lock() {
+            missed.found = Some(member.superblock.clone());
+        }
         *self.control.returning.lock() = Some(member);
         self.raise_back(place, &name);
     }

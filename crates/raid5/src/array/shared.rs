@@ -5,13 +5,14 @@ use super::background::Chores;
 use super::control::{Control, Snapshot, spares_now};
 use super::devices::Devices;
 use super::disk::{OnDisk, Written};
+use super::lower::Mailbox;
 use super::patience::Patience;
 use super::sync::Syncs;
 use crate::BitmapHeader;
 use crate::core::{Common, Mail, State};
 use crate::words::Owner;
 use parking_lot::Mutex;
-use pvblk_block::stacked::{CompletionQueue, QueueTable};
+use pvblk_block::stacked::QueueTable;
 use pvblk_block::{BlockDevice, Error};
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,10 +23,10 @@ pub(super) const FLOOR: &str = "raid5";
 pub(super) struct Shared {
     pub(super) control: Control,
     pub(super) common: Arc<Common>,
-    /// Members have the slots of their places at the start, and a device that was being rebuilt then comes after them.
+    /// Members have the slots of their places at the start, and a device that was being rebuilt then has its place's, or comes after them while it replaces a member.
     pub(super) devices: Devices,
     /// Queues by number; a queue's owner number is one more.
-    pub(super) queues: QueueTable<CompletionQueue<Vec<Mail>>>,
+    pub(super) queues: QueueTable<Mailbox>,
     pub(super) chores: Chores,
     pub(super) patience: Patience,
     /// Locked while superblocks are written.

@@ -163,9 +163,11 @@ impl SyncQueue {
         let Some(chunks) = shared.common.chunks() else {
             return;
         };
-        let is_whole = shared.common.missing().is_none();
+        let is_whole = shared.common.missing().is_none() && !shared.common.is_broken();
         if now >= self.swept_at + SWEEP && is_whole && chunks.any() {
             self.swept_at = now;
+            // Bits of what an earlier member missed may go from here on.
+            *shared.control.missed.lock() = None;
             let opened = self.queue(shared).and_then(|queue| {
                 queue.follow_members()?;
                 queue.step(QueueCore::start_sweep);
@@ -437,7 +439,10 @@ impl SyncQueue {
     /// The longest sleep; `None`: for ever.
     pub fn nap(&self, shared: &Shared, now: Duration) -> Option<Duration> {
         let retries = self.retry_at.or(self.begin_at).map(|_| RETRY);
-        let chunks = shared.common.chunks().filter(|chunks| chunks.any());
+        // Without a member no bit is taken away: its return brings the thread here.
+        let is_whole = shared.common.missing().is_none() && !shared.common.is_broken();
+        let chunks = shared.common.chunks().filter(|_| is_whole);
+        let chunks = chunks.filter(|chunks| chunks.any());
         let sweep = chunks.map(|_| (self.swept_at + SWEEP).saturating_sub(now));
         let slice = self.queue.as_ref().map(|_| SLICE);
         slice.or(retries.into_iter().chain(sweep).min())

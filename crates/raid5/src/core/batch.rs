@@ -366,9 +366,9 @@ impl QueueCore {
             tracing::error!("raid5: there is no memory for a log");
             return self.end_batch(token, pieces, false);
         };
-        let head = self.flying.insert(Flying::Calculating(token));
+        let flying = self.flying.insert(Flying::Calculating(token));
         self.works.push(Work {
-            flying: head,
+            flying,
             pages,
             pieces,
             calculation,
@@ -430,7 +430,7 @@ impl QueueCore {
             debug_assert!(false, "a batch has pages and a plan");
             return;
         };
-        let is_fua = |p: &super::RoundPiece| p.request.flags.contains(RequestFlags::FUA);
+        let is_fua = |p: &super::BatchPiece| p.request.flags.contains(RequestFlags::FUA);
         let fua = batch.pieces.iter().any(is_fua);
         let writes: Vec<_> = view
             .writes(&record.known, &batch.plan)
@@ -496,7 +496,7 @@ impl QueueCore {
     fn end_batch(
         &mut self,
         mut token: Token<Closed, Stripe>,
-        pieces: Vec<super::RoundPiece>,
+        pieces: Vec<super::BatchPiece>,
         ok: bool,
     ) {
         let record = token.record_mut();

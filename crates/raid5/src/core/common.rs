@@ -240,8 +240,8 @@ pub struct Common {
 
 impl Common {
     /// An array of these members, by role, with pages for so many stripes. `incoming`: a device that becomes the member of a role, with the
-    /// stripes that it holds from the first on; its slot comes after the members'. `unsynced`: stripes whose parity isn't known to be right.
-    /// `bitmap`: as it is on all members. `limited`: devices may be given up with I/O in flight, so writes of requests are copied.
+    /// stripes that it holds from the first on; its slot is its place's if that has no member, else it comes after the members'. `unsynced`: stripes whose parity isn't known to be right.
+    /// `marks`: the chunks in which members may differ. `limited`: devices may be given up with I/O in flight, so writes of requests are copied.
     pub fn of(
         geometry: Geometry,
         members: Vec<Option<(&Superblock, Limits)>>,

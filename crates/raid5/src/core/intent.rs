@@ -12,6 +12,7 @@ use crate::head_pages::bits;
 use crate::words::{Chunks, InFlight, Marked, Open, Parked, Seen, Token};
 use pvblk_block::Op;
 use pvblk_block::planted::{Plant, has};
+use pvblk_block::stacked::{Native, Primitives};
 use std::ops::Range;
 
 /// Batches of a queue that wait for bits, and its sweep.
@@ -63,6 +64,18 @@ impl Common {
         let _together = self.passing.lock();
         for stripe in stripes {
             chunks.set(&self.stripe_sectors(stripe));
+        }
+    }
+
+    /// A batch goes on after it waited for its log, in which sweeps don't wait for it: its bit may be gone.
+    pub(super) fn mark_again(&self, stripe: u64) {
+        if !self.in_memory {
+            return;
+        }
+        // Pairs with that of a sweep: either its scan sees the word in flight, or this sees that the chunk is being cleared.
+        Native::full_barrier();
+        if !self.may_write(stripe) {
+            self.bits_are_set([stripe]);
         }
     }
 

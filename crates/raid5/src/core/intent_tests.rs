@@ -216,3 +216,20 @@ fn recover(array: &mut Array, recovered: &mut Vec<u64>) {
         }
     }
 }
+
+/// A sweep doesn't wait for batches that wait for their log.
+#[test]
+fn a_write_that_waited_for_its_log_is_marked_though_a_sweep_passed() {
+    let mut array = Array::with_marks(whole());
+    let ios = array.write(1, 0);
+    let reads = ios.iter().filter(|io| io.op == Op::Read).count();
+    assert!(reads == 0 && !ios.is_empty(), "the log is written first");
+    assert!(!is_clear(&array, 0));
+    let flush = sweep(&mut array);
+    assert_eq!(flushes(&flush), MEMBERS);
+    array.end(0, flush, MEMBERS);
+    assert!(is_clear(&array, 0));
+    let written = finish(&mut array, 1, ios);
+    assert_eq!(array.done(1), [Status::Ok]);
+    assert!(written.len() > MEMBERS && !is_clear(&array, 0));
+}

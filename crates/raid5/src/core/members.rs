@@ -15,7 +15,7 @@ pub(super) struct Incoming {
     pub committed: u64,
     /// Stripes before this are there.
     pub done: u64,
-    /// Stripes before this are there, or their heads make sure of it before anything else.
+    /// Stripes before this are there, or their batches make sure of it before anything else.
     pub begun: u64,
     /// It was the member, and holds all but what the bitmap marks.
     pub by_bitmap: bool,
@@ -102,7 +102,7 @@ impl Members {
         (!self.incoming_of(failed).as_ref().is_some_and(there)).then_some(failed)
     }
 
-    /// The role whose block of a stripe can't be read anywhere, as the stripe's head sees it.
+    /// The role whose block of a stripe can't be read anywhere, as its batch sees it.
     pub fn missing(&self, stripe: u64) -> Option<usize> {
         self.failed_but(|i| stripe < i.begun)
     }
@@ -112,20 +112,15 @@ impl Members {
         self.failed_but(|i| stripe < i.committed)
     }
 
-    /// Where a role's block of a stripe is read. It isn't missing.
+    /// Where a role's block of a stripe is read, and where its log is. It isn't missing.
     pub fn reads(&self, role: usize) -> Option<usize> {
-        self.logs(role).next()
+        let incoming = || Some(self.incoming_of(role)?.slot);
+        self.slot(role).or_else(incoming)
     }
 
     /// Where a role's block of a stripe is written: one slot, or two, or none.
     pub fn writes(&self, role: usize, stripe: u64) -> impl Iterator<Item = usize> + use<> {
         let incoming = self.incoming_of(role).filter(|i| stripe < i.begun);
-        self.slot(role).into_iter().chain(incoming.map(|i| i.slot))
-    }
-
-    /// Where a role's log is.
-    pub fn logs(&self, role: usize) -> impl Iterator<Item = usize> + use<> {
-        let incoming = self.incoming_of(role);
         self.slot(role).into_iter().chain(incoming.map(|i| i.slot))
     }
 
@@ -192,7 +187,7 @@ mod tests {
         assert_eq!((members.slot(2), members.role(2)), (None, None));
         assert_eq!(members.slot(7), None);
         assert_eq!(members.failed(), Some(2));
-        assert_eq!((members.reads(2), members.logs(2).next()), (None, None));
+        assert_eq!(members.reads(2), None);
         assert_eq!(
             (members.reads(1), writes(&members, 1, 0)),
             (Some(1), vec![1])
@@ -231,7 +226,6 @@ mod tests {
             (vec![1, 9], vec![1])
         );
         assert_eq!(members.reads(1), Some(1));
-        assert_eq!(members.logs(1).collect::<Vec<_>>(), [1, 9]);
         assert_eq!(writes(&members, 0, 4), [0]);
         assert!(members.is_incoming(9) && !members.is_incoming(1));
     }

@@ -73,7 +73,7 @@ use crate::STRIPE_SECTORS;
 use plan::{Record, bit};
 use pvblk_block::{Buffer, Op, Request};
 use std::sync::Arc;
-use work::RoundPiece;
+use work::BatchPiece;
 
 /// Ticks that make up the time a member has for an I/O.
 pub(super) const TICKS: u32 = 4;

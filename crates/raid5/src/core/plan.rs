@@ -1,4 +1,4 @@
-//! Plans: the blocks that a round of a stripe reads, its calculation, and the blocks that it writes.
+//! Plans: the blocks that a batch of a stripe reads, its calculation, and the blocks that it writes.
 //!
 //! Everything here is a function of a stripe's record and of a [`View`] of the array. Nothing here has access to the core, does I/O or
 //! touches a page: a plan is carried out by `batch.rs`, its calculation by `work.rs`. docs/decisions/0048-stripes-own-themselves.md has the
@@ -7,14 +7,14 @@
 use super::Piece;
 use super::members::Members;
 use super::slots::Unsynced;
-use super::work::{RoundPiece, can_borrow};
+use super::work::{BatchPiece, can_borrow};
 use super::zero::is_hole;
 use crate::head_pages::bits;
 use crate::{Geometry, Policy};
 use pvblk_block::planted::{Plant, has};
 use std::collections::VecDeque;
 
-/// The way in which a round computes parity.
+/// The way in which a batch computes parity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     /// Nothing is written.
@@ -35,7 +35,7 @@ pub(super) enum Mode {
 }
 
 impl Mode {
-    /// True if a round writes data of requests.
+    /// True if a batch writes data of requests.
     pub fn writes(self) -> bool {
         matches!(self, Mode::NoParity) || self.makes_parity()
     }
@@ -46,7 +46,7 @@ impl Mode {
     }
 }
 
-/// A stripe as far as its head knows it. Masks of members have a bit for each role.
+/// A stripe as far as its owner knows it. Masks of members have a bit for each role.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Record {
     pub stripe: u64,
@@ -77,7 +77,7 @@ impl Record {
     }
 }
 
-/// A plan for one round of a stripe.
+/// A plan for one batch of a stripe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     pub mode: Mode,
@@ -85,11 +85,11 @@ pub(super) struct Plan {
     pub reads: u64,
     /// Data blocks that are written: a bit for each.
     pub touched: u64,
-    /// The role that isn't there, as far as this round goes. It may come back meanwhile.
+    /// The role that isn't there, as far as this batch goes. It may come back meanwhile.
     pub missing: Option<usize>,
     /// This role's page is to be calculated from all others.
     pub compute: Option<usize>,
-    /// The role whose block alone is written, in a round that isn't for a request.
+    /// The role whose block alone is written, in a batch that isn't for a request.
     pub target: Option<usize>,
 }
 
@@ -189,7 +189,7 @@ impl View<'_> {
         }
     }
 
-    /// A round for pieces that wait: all reads, if there are any, or some of the writes.
+    /// A batch for pieces that wait: all reads, if there are any, or some of the writes.
     pub fn serve(&self, record: &Record, waiting: &VecDeque<Piece>) -> Plan {
         let missing = self.members.missing(record.stripe);
         match waiting.iter().any(|p| !p.write) {
@@ -261,7 +261,7 @@ impl View<'_> {
         plan
     }
 
-    /// A round that calculates the block that couldn't be read, and writes it: the device puts it elsewhere. `None` if a member is missing: the
+    /// A batch that calculates the block that couldn't be read, and writes it: the device puts it elsewhere. `None` if a member is missing: the
     /// block is that member's, which is computed anyway; or it can't be computed, and later requests for it find that out.
     pub fn fix(&self, record: &Record) -> Option<Plan> {
         if self.members.missing(record.stripe).is_some() {
@@ -274,7 +274,7 @@ impl View<'_> {
         Some(plan)
     }
 
-    /// A round that writes the incoming device's block: that of the member, or one that is calculated. `None` if there is no such device.
+    /// A batch that writes the incoming device's block: that of the member, or one that is calculated. `None` if there is no such device.
     pub fn rebuild(&self, record: &Record) -> Option<Plan> {
         let role = self.members.incoming()?.role;
         let mut plan = self.plan(Mode::Rebuild, None);
@@ -291,7 +291,7 @@ impl View<'_> {
         Some(plan)
     }
 
-    /// A round that compares data and parity, all of it as it is on the members. `None` if one is missing.
+    /// A batch that compares data and parity, all of it as it is on the members. `None` if one is missing.
     pub fn check(&self, record: &Record) -> Option<Plan> {
         if self.members.missing(record.stripe).is_some() {
             return None;
@@ -302,7 +302,7 @@ impl View<'_> {
         Some(plan)
     }
 
-    /// True if a member's block that a plan's round couldn't read can be calculated: all other blocks and their parity are good for it.
+    /// True if a member's block that a plan's batch couldn't read can be calculated: all other blocks and their parity are good for it.
     pub fn can_fix(&self, record: &Record, plan: &Plan, member: usize) -> bool {
         let stripe = record.stripe;
         let rebuilds = plan.mode == Mode::Rebuild && plan.compute.is_some();
@@ -316,7 +316,7 @@ impl View<'_> {
         &self,
         record: &Record,
         plan: &Plan,
-        pieces: &[RoundPiece],
+        pieces: &[BatchPiece],
         may_borrow: bool,
     ) -> Calculation {
         let parity = self.geometry.stripe_parity(record.stripe);
@@ -368,7 +368,7 @@ impl View<'_> {
     }
 }
 
-/// The data blocks, of those that wait, that a round writes; all as masks.
+/// The data blocks, of those that wait, that a batch writes; all as masks.
 fn choose(all: u64, alone: Option<usize>, logs: bool) -> u64 {
     if let Some(f) = alone
         && all & bit(f) != 0

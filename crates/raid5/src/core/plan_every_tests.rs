@@ -44,7 +44,7 @@ fn all_present() -> Vec<Present> {
     all
 }
 
-/// One stripe, its head's pages, and the blocks of the devices.
+/// One stripe, its pages, and the blocks of the devices.
 struct Stripe {
     array: Array,
     record: Record,
@@ -73,7 +73,7 @@ fn sum<'a>(blocks: impl IntoIterator<Item = &'a Block>) -> Block {
 }
 
 /// A request's data.
-fn bytes(piece: &RoundPiece) -> Vec<u8> {
+fn bytes(piece: &BatchPiece) -> Vec<u8> {
     piece.request.buffers[0].to_vec()
 }
 
@@ -166,7 +166,7 @@ impl Maker {
         write: bool,
         index: usize,
         sectors: Range<u64>,
-    ) -> Vec<RoundPiece> {
+    ) -> Vec<BatchPiece> {
         let cut = match self.rng.bool() {
             true => sectors.start,
             false => self.rng.u64(sectors.start..sectors.end),
@@ -232,7 +232,7 @@ impl Stripe {
         index: usize,
         of: &Range<u64>,
         rng: &mut fastrand::Rng,
-    ) -> RoundPiece {
+    ) -> BatchPiece {
         let len = (of.end - of.start) as usize * 512;
         let op = if write { Op::Write } else { Op::Read };
         let mut request = Request::new(op, 0, of.end - of.start, 0);
@@ -242,7 +242,7 @@ impl Stripe {
             .collect();
         self.memory.write(self.used, &fill(rng)[..len]);
         self.used += len;
-        RoundPiece {
+        BatchPiece {
             piece: piece(write, index, of),
             request: Arc::new(request),
             member: self.role(index),
@@ -250,7 +250,7 @@ impl Stripe {
     }
 
     /// Reads that a plan asks for, and its calculation.
-    fn calculate(&mut self, plan: &Plan, pieces: Vec<RoundPiece>) -> Work {
+    fn calculate(&mut self, plan: &Plan, pieces: Vec<BatchPiece>) -> Work {
         assert_eq!(
             plan.reads & self.record.valid,
             0,
@@ -305,12 +305,12 @@ impl Stripe {
     }
 
     /// Serves pieces until none is left.
-    fn serve(&mut self, mut pieces: Vec<RoundPiece>) {
+    fn serve(&mut self, mut pieces: Vec<BatchPiece>) {
         let mut rounds = 0;
         while !pieces.is_empty() {
             let waiting = pieces.iter().map(|p| p.piece).collect();
             let plan = self.array.view().serve(&self.record, &waiting);
-            let taken = |p: &mut RoundPiece| plan.takes(&p.piece);
+            let taken = |p: &mut BatchPiece| plan.takes(&p.piece);
             let taken: Vec<_> = pieces.extract_if(.., taken).collect();
             assert!(
                 !taken.is_empty() && rounds < COUNT,
@@ -323,7 +323,7 @@ impl Stripe {
     }
 
     /// A round of requests, and all that has to be right after it.
-    fn round(&mut self, plan: &Plan, taken: Vec<RoundPiece>) {
+    fn round(&mut self, plan: &Plan, taken: Vec<BatchPiece>) {
         let context = self.context.clone();
         let unwritten: Vec<Block> = (0..DATA)
             .filter(|i| plan.touched & bit(*i) == 0)
@@ -335,7 +335,7 @@ impl Stripe {
             assert!(partial == sum(&unwritten), "{context}: partial parity");
         }
         let alone = self.array.members.uncommitted(self.record.stripe);
-        for RoundPiece { piece, member, .. } in &work.pieces {
+        for BatchPiece { piece, member, .. } in &work.pieces {
             let is_alone = plan.touched.count_ones() == 1 || !piece.write;
             assert!(alone != Some(*member) || is_alone, "{context}: not alone");
         }
@@ -469,7 +469,7 @@ fn the_incoming_devices_block_is_right_after_a_rebuild() {
     let mut maker = Maker::new();
     for_all(|policy, who, valid| {
         let mut stripe = maker.stripe(policy, who, valid, false);
-        // The stripe has begun before its head runs.
+        // The stripe has begun before its batch runs.
         let after = stripe.record.stripe + 1;
         if who.rebuilds.is_some() {
             stripe

@@ -91,7 +91,7 @@ fn whole(blocks: Range<usize>) -> Vec<(usize, Range<u64>)> {
 }
 
 /// A whole block's write by a request of its own.
-fn of_request(op: Op, flags: RequestFlags, index: usize) -> RoundPiece {
+fn of_request(op: Op, flags: RequestFlags, index: usize) -> BatchPiece {
     let mut request = Request::new(op, 0, 8, 0);
     request.flags = flags;
     if op == Op::Write {
@@ -100,7 +100,7 @@ fn of_request(op: Op, flags: RequestFlags, index: usize) -> RoundPiece {
             .buffers
             .extend(Buffer::new(&memory, 0, STRIPE_BYTES));
     }
-    RoundPiece {
+    BatchPiece {
         piece: piece(true, index, &(0..8)),
         request: Arc::new(request),
         member: index,
@@ -294,7 +294,7 @@ fn data_is_borrowed_if_the_whole_stripe_is_stable() {
     };
     let array = Array::new(4, LOG);
     let plan = array.write(0, &whole(0..3));
-    let borrows = |array: &Array, plan: &Plan, pieces: &[RoundPiece], may| {
+    let borrows = |array: &Array, plan: &Plan, pieces: &[BatchPiece], may| {
         let calculation = array.view().calculation(&record(0), plan, pieces, may);
         assert!(!calculation.hole);
         calculation.borrows
@@ -319,7 +319,7 @@ fn a_hole_is_a_whole_stripe_of_zeros() {
         let pieces = pieces.map(|(index, (op, flags))| of_request(*op, *flags, index));
         pieces.collect::<Vec<_>>()
     };
-    let is_hole = |array: &Array, pieces: &[RoundPiece]| {
+    let is_hole = |array: &Array, pieces: &[BatchPiece]| {
         let plan = array.write(0, &whole(0..pieces.len()));
         let view = array.view();
         view.calculation(&record(0), &plan, pieces, true).hole

@@ -1,7 +1,7 @@
 //! [`Stripe`]: the record of a stripe's word, which goes with the word's token.
 
 use super::membership::Seen;
-use super::{Action, Piece, Record, RoundPiece, SharedRequest, bit};
+use super::{Action, BatchPiece, Piece, Record, SharedRequest, bit};
 use crate::core::plan::{Calculation, Plan, View};
 use crate::head_pages::{HeadPages, bits};
 use crate::words::{self, Arrived, Owner, Place, StripePages};
@@ -71,7 +71,7 @@ pub struct Waiting {
 /// A batch that is calculated.
 pub struct Batch {
     pub(super) plan: Plan,
-    pub(super) pieces: Vec<RoundPiece>,
+    pub(super) pieces: Vec<BatchPiece>,
     pub(super) calculation: Calculation,
 }
 
@@ -298,7 +298,7 @@ impl Stripe {
     }
 
     /// The batch that can be calculated from what was read: that of the first `count` parts, and of as many others as need nothing more.
-    pub(super) fn ready(&self, view: &View<'_>, count: usize) -> (Plan, Vec<RoundPiece>) {
+    pub(super) fn ready(&self, view: &View<'_>, count: usize) -> (Plan, Vec<BatchPiece>) {
         let counts = (count..=self.waiting.len()).rev();
         let mut plans = counts.map(|count| (count, self.plan(view, count)));
         let found = plans.find(|(_, plan)| plan.reads == 0);
@@ -308,11 +308,11 @@ impl Stripe {
     }
 
     /// Pieces of the first `count` parts that are in a plan.
-    pub(super) fn taken(&self, view: &View<'_>, plan: &Plan, count: usize) -> Vec<RoundPiece> {
+    pub(super) fn taken(&self, view: &View<'_>, plan: &Plan, count: usize) -> Vec<BatchPiece> {
         let pieces = self.pieces(view.geometry, count).into_iter();
         let taken = pieces.filter(|piece| plan.takes(piece));
         let taken = taken.filter_map(|piece| match &self.waiting[piece.request].part.of {
-            PartOf::Request { request, .. } => Some(RoundPiece {
+            PartOf::Request { request, .. } => Some(BatchPiece {
                 request: Arc::clone(request),
                 member: view.geometry.stripe_data(piece.stripe, piece.index),
                 piece,
@@ -327,8 +327,8 @@ impl Stripe {
         let stripe = self.known.stripe;
         let mut parts = self.waiting.iter().map(|waiting| &waiting.part);
         match &self.batch {
-            Some(batch) => batch.pieces.iter().find_map(|round| {
-                let part = &self.waiting[round.piece.request].part;
+            Some(batch) => batch.pieces.iter().find_map(|piece| {
+                let part = &self.waiting[piece.piece.request].part;
                 part.followed(geometry)
             }),
             None => {
@@ -362,8 +362,8 @@ impl Stripe {
     }
 
     /// Pieces of a batch are done, or failed: takes out the parts that have no others.
-    pub(super) fn done(&mut self, pieces: Vec<RoundPiece>, ok: bool) -> Vec<Waiting> {
-        for RoundPiece { piece, .. } in &pieces {
+    pub(super) fn done(&mut self, pieces: Vec<BatchPiece>, ok: bool) -> Vec<Waiting> {
+        for BatchPiece { piece, .. } in &pieces {
             let waiting = &mut self.waiting[piece.request];
             waiting.left &= !bit(piece.index);
             waiting.failed |= !ok;

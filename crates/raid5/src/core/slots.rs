@@ -1,4 +1,4 @@
-//! Places of data, logs and bitmaps on devices. `members.rs` says which device is whose.
+//! The places of data and log on a device, and stripes whose parity isn't known to be right.
 
 use super::zero::Ability;
 use crate::{Policy, Superblock};

@@ -115,12 +115,12 @@ pub struct State {
     pub trouble: Option<String>,
     /// The last recovery that came to its end: place, sectors written, and whether only what the bitmap marked.
     pub recovered: Option<(usize, u64, bool)>,
-    /// Stripe heads, and how many of them are at work.
+    /// Stripes that may have pages.
     pub stripes: usize,
-    /// Number of stripe heads that have work.
+    /// Stripes that are at work.
     pub active_stripes: usize,
     /// Requests taken, ever.
     pub requests: u64,
-    /// Path by which writes go to stripe heads.
+    /// Path by which writes go to stripes.
     pub path: WritePath,
 }

@@ -8,7 +8,7 @@ use super::{Action, MemberIo};
 use crate::core::members::{Incoming, Members};
 use crate::core::slots::Unsynced;
 use crate::words::{Chunks, Owner, Room};
-use crate::{Geometry, Layout, Policy, STRIPE_BYTES, STRIPE_SECTORS};
+use crate::{Geometry, Layout, LogArea, Policy, STRIPE_BYTES, STRIPE_SECTORS};
 use pvblk_block::{Buffer, Op, Request, Status};
 use std::sync::Arc;
 
@@ -39,7 +39,30 @@ impl Array {
         Array::with(members, (volatile, dirty), None)
     }
 
-    fn with(members: Members, (volatile, dirty): (bool, bool), chunks: Option<Chunks>) -> Array {
+    /// With a log, and bits in memory, all of which are clear. A stripe is a chunk.
+    pub fn with_marks(members: Members) -> Array {
+        let log = Policy::Ppl(LogArea {
+            sector: 0,
+            sectors: 64,
+        });
+        let chunks = Chunks::new(3, (0..STRIPES).map(|_| false));
+        Array::made(members, (true, true), log, Some(chunks))
+    }
+
+    fn with(members: Members, state: (bool, bool), chunks: Option<Chunks>) -> Array {
+        let policy = match chunks {
+            Some(_) => Policy::Bitmap { sector: 0 },
+            None => Policy::Resync,
+        };
+        Array::made(members, state, policy, chunks)
+    }
+
+    fn made(
+        members: Members,
+        (volatile, dirty): (bool, bool),
+        policy: Policy,
+        chunks: Option<Chunks>,
+    ) -> Array {
         let sectors = STRIPES * STRIPE_SECTORS;
         let geometry = Geometry::new(MEMBERS as u32, 8, Layout::LeftSymmetric, sectors);
         let room = Room {
@@ -48,16 +71,13 @@ impl Array {
         };
         let common = Common::new(Setup {
             geometry: geometry.expect("a geometry"),
-            policy: match chunks {
-                Some(_) => Policy::Bitmap { sector: 0 },
-                None => Policy::Resync,
-            },
+            policy,
             devices: devices_of(MEMBERS + 1, volatile, false, room),
             members,
             unsynced: Unsynced::default(),
             dirty,
             chunks,
-            in_memory: false,
+            in_memory: matches!(policy, Policy::Ppl(_)),
             limited: false,
             rotational: false,
             most_read_errors: 20,

@@ -11,7 +11,7 @@ use pvblk_block::planted::{Plant, has};
 use pvblk_block::{Buffer, Request, RequestFlags};
 
 /// A piece and the request that it is of.
-pub(super) struct RoundPiece {
+pub(super) struct BatchPiece {
     pub piece: Piece,
     pub request: SharedRequest,
     /// Member of its block.
@@ -23,7 +23,7 @@ pub(in super::super) struct Work {
     /// Its batch among those under way.
     pub(super) flying: usize,
     pub(super) pages: HeadPages,
-    pub(super) pieces: Vec<RoundPiece>,
+    pub(super) pieces: Vec<BatchPiece>,
     pub(super) calculation: Calculation,
     /// Partial parity for a log, where it is wanted.
     pub(super) partial: Option<Partial>,
@@ -50,7 +50,7 @@ impl Work {
 
     /// Copies each piece between its request and its page.
     fn copy(&self, copy: impl Fn(&HeadPages, usize, usize, &Request, usize, usize)) {
-        for RoundPiece {
+        for BatchPiece {
             piece,
             request,
             member,
@@ -107,7 +107,7 @@ impl Work {
 
     fn sum_borrowed(&self) {
         let mut blocks = Vec::with_capacity(self.pieces.len());
-        for RoundPiece { piece, request, .. } in &self.pieces {
+        for BatchPiece { piece, request, .. } in &self.pieces {
             segments(request, piece.skip, STRIPE_BYTES, |part| blocks.push(part));
         }
         self.pages.sum_of_buffers(self.calculation.parity, &blocks);
@@ -116,21 +116,21 @@ impl Work {
 
 /// True if a stripe is written whole by pieces that are whole blocks each, in one buffer each that stays as
 /// it is until the end.
-pub(super) fn can_borrow(pieces: &[RoundPiece], blocks: usize) -> bool {
-    let stable = |p: &RoundPiece| p.request.flags.contains(RequestFlags::STABLE_BUFFERS);
-    let whole = |p: &RoundPiece| p.piece.len() == STRIPE_BYTES && is_one_buffer(p);
+pub(super) fn can_borrow(pieces: &[BatchPiece], blocks: usize) -> bool {
+    let stable = |p: &BatchPiece| p.request.flags.contains(RequestFlags::STABLE_BUFFERS);
+    let whole = |p: &BatchPiece| p.piece.len() == STRIPE_BYTES && is_one_buffer(p);
     pieces.len() == blocks && pieces.iter().all(|p| stable(p) && whole(p))
 }
 
 /// The data of a member's block where its submitter has it, for pieces that can be borrowed.
-pub(super) fn borrowed(pieces: &[RoundPiece], member: usize) -> Option<Buffer> {
+pub(super) fn borrowed(pieces: &[BatchPiece], member: usize) -> Option<Buffer> {
     let p = pieces.iter().find(|p| p.member == member)?;
     let mut data = None;
     segments(&p.request, p.piece.skip, STRIPE_BYTES, |b| data = Some(b));
     data
 }
 
-fn is_one_buffer(p: &RoundPiece) -> bool {
+fn is_one_buffer(p: &BatchPiece) -> bool {
     let mut parts = 0;
     segments(&p.request, p.piece.skip, STRIPE_BYTES, |_| parts += 1);
     parts == 1

@@ -7,7 +7,7 @@
 //! done for whole rows of chunks and ignored for the rest; without one of the members it is ignored
 //! altogether.
 
-use super::work::RoundPiece;
+use super::work::BatchPiece;
 use crate::STRIPE_BYTES;
 use pvblk_block::planted::{Plant, has};
 use pvblk_block::{Limits, Op, Request, RequestFlags};
@@ -30,9 +30,9 @@ impl From<Limits> for Ability {
     }
 }
 
-/// True if a round leaves only zeros in its stripe, which may be holes.
-pub(super) fn is_hole(pieces: &[RoundPiece], blocks: usize) -> bool {
-    let whole = |p: &RoundPiece| p.piece.len() == STRIPE_BYTES || has(Plant::HolesTooLarge);
+/// True if a batch leaves only zeros in its stripe, which may be holes.
+pub(super) fn is_hole(pieces: &[BatchPiece], blocks: usize) -> bool {
+    let whole = |p: &BatchPiece| p.piece.len() == STRIPE_BYTES || has(Plant::HolesTooLarge);
     pieces.len() == blocks && pieces.iter().all(|p| whole(p) && may_unmap(&p.request))
 }
 

@@ -276,12 +276,6 @@ impl<V: PageSet, P: Primitives> Stock<V, P> {
         bytes
     }
 
-    /// Number of sets without those that are too many.
-    pub fn set_number(&self) -> usize {
-        let inner = self.inner.lock();
-        inner.total - inner.surplus
-    }
-
     /// Number of sets in the stock and in reserves, and of all that there are.
     pub fn count(&self) -> (usize, usize) {
         let inner = self.inner.lock();

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The power is cut at any step, also while the array is being started or stopped. Then the array is started
-//! again, everything is read back, and the members themselves are checked. docs/decisions/0009-raid5.md says
-//! what must hold.
+//! again, everything is read back, and the members themselves are checked. docs/decisions/0009-raid5.md and
+//! 0048-stripes-own-themselves.md say what must hold.
 
 mod array;
 mod away;
