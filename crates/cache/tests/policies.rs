@@ -307,6 +307,7 @@ fn small_writes_in_a_row_reach_an_array_as_whole_stripes() {
     };
     let assembly = Assembly::new(created.geometry(), (0..4).map(member).collect(), false);
     let array = Raid5::start(assembly, &ArrayOptions::default()).unwrap();
+    array.keep().unwrap();
     let cache = PageCache::new(&CacheConfig::new(8 << 20), array.clone()).unwrap();
     let device: Arc<dyn BlockDevice> = Arc::new(cache);
     let mut queue = Queue::open(&device, &QueueContext::new(1)).unwrap();

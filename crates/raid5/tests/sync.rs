@@ -9,7 +9,7 @@ use failing::Failing;
 use pvblk_block::{BlockDevice, Buffer, Close, Op, Queue, QueueContext, Request, Status};
 use pvblk_raid5::{
     ArrayOptions, AssembleOptions, Assembly, BackgroundWork, Consistency, CreateOptions, Raid5,
-    SyncAction, sleepy,
+    ReAdded, SyncAction, sleepy,
 };
 use started::{prepared, prepared_with};
 use std::sync::Arc;
@@ -524,4 +524,33 @@ fn the_largest_array_is_rebuilt_and_goes_on_after_a_restart() {
     served.holds(0);
     served.close();
     is_right(&disks, 0);
+}
+
+/// The background's next sweep was due long ago when the member fails: that one doesn't begin.
+#[test]
+fn a_member_that_fails_after_a_rest_is_written_only_what_it_missed() {
+    let mut disks = disks(3);
+    let dead = mortal(&mut disks[1], 0);
+    let assembly = prepared(disks.clone(), Some(&how(Consistency::Ppl, true)));
+    let geometry = assembly.geometry;
+    let mut served = Served::start(assembly);
+    served.now += Duration::from_secs(60);
+    dead.store(true, Ordering::Relaxed);
+    // One of these is on the member.
+    for sector in 0..geometry.row_sectors() / 8 {
+        served.run(Op::Write, sector * 8, 1);
+    }
+    assert_eq!(served.array.failed(), Some(1));
+    dead.store(false, Ordering::Relaxed);
+    let (name, device) = &disks[1];
+    let again = served.array.re_add(name, device, &mut sleepy());
+    assert_eq!(again.unwrap(), ReAdded::ByBitmap);
+    served.until(|array| array.failed().is_none());
+    assert!(served.array.state().recovered.unwrap().by_bitmap);
+    assert_eq!(served.run(Op::Read, 0, 0), [1; BLOCK]);
+    served.close();
+    assert_eq!(
+        wrong_parity(&Raid5::start(prepared(disks, None), &ArrayOptions::default()).unwrap()),
+        0
+    );
 }

@@ -261,6 +261,9 @@ impl QueueState {
             self.shared.chores.write_superblocks(self.me, errand);
         }
         self.shared.chores.set_bits(self.me, &mut core.intends);
+        if std::mem::take(&mut core.marked) {
+            self.shared.chores.wake();
+        }
         self.shared.post(&mut core.mail);
     }
 

@@ -386,6 +386,9 @@ impl Shared {
 
     /// Superblocks on disk leave a device out from now on, and words don't know of it yet.
     pub(super) fn note_missed(&self, superblock: &Superblock) {
+        if !matches!(superblock.role(), Role::Active(_)) {
+            return;
+        }
         let mut missed = self.control.missed.lock();
         let mut same = missed.take_if(|m| m.was.device_uuid == superblock.device_uuid);
         if let Some(same) = &mut same {
@@ -403,7 +406,9 @@ impl Shared {
     /// A device that was the member of a place is to become it again, by the bitmap.
     pub(super) fn bring_back(&self, place: usize, member: Member) {
         let name = member.name.clone();
-        if let Some(missed) = &mut *self.control.missed.lock() {
+        if let Some(missed) = &mut *self.control.missed.lock()
+            && missed.is(&member.superblock)
+        {
             missed.found = Some(member.superblock.clone());
         }
         *self.control.returning.lock() = Some(member);

@@ -166,15 +166,17 @@ impl SyncQueue {
         let is_whole = shared.common.missing().is_none() && !shared.common.is_broken();
         if now >= self.swept_at + SWEEP && is_whole && chunks.any() {
             self.swept_at = now;
-            // Bits of what an earlier member missed may go from here on.
-            *shared.control.missed.lock() = None;
             let opened = self.queue(shared).and_then(|queue| {
                 queue.follow_members()?;
                 queue.step(QueueCore::start_sweep);
                 Ok(queue.is_sweeping())
             });
             match opened {
-                Ok(sweeps) => self.sweeps |= sweeps,
+                Ok(sweeps) => {
+                    self.sweeps |= sweeps;
+                    // It begins only if no member was left out: bits of what an earlier one missed may go from here on.
+                    shared.control.missed.lock().take_if(|_| sweeps);
+                }
                 Err(error) => tracing::debug!("{}: {error}", shared.control.name),
             }
         }
@@ -308,7 +310,12 @@ impl SyncQueue {
     fn take_returning(&mut self, shared: &Shared, place: usize) -> Option<Member> {
         let returning = shared.control.returning.lock().take();
         let is_missing = shared.common.missing() == Some(place);
-        returning.filter(|m| is_missing && m.superblock.role() == Role::Active(place as u16))
+        // Asked again: others may have had the place since it came.
+        let is_it = |m: &Member| {
+            m.superblock.role() == Role::Active(place as u16)
+                && shared.why_whole(place, &m.superblock).is_none()
+        };
+        returning.filter(|m| is_missing && is_it(m))
     }
 
     /// A device is to become the member of a place. `by_bitmap`: it was that, and holds all but what the bitmap marks; else it is a spare.

@@ -349,7 +349,10 @@ impl QueueCore {
         };
         if record.kind() == Kind::Write {
             let blocks = self.common.geometry.data_members();
-            self.tallies.note_round(plan.blocks().1 == blocks);
+            self.tallies.note_batch(plan.blocks().1 == blocks);
+            let its = |w: &&Waiting| w.part.stripe == record.known.stripe;
+            let its = record.waiting.iter().filter(its);
+            self.ways.extend(its.filter_map(|w| w.part.way_of(self.me)));
         }
         let calculation = view.calculation(&record.known, &plan, &pieces, !self.common.limited);
         let pages = record.head_pages().expect("a batch has pages");
@@ -362,6 +365,7 @@ impl QueueCore {
             pieces: Vec::new(),
             calculation,
         });
+        self.gathered_read();
         let Ok(partial) = partial else {
             tracing::error!("raid5: there is no memory for a log");
             return self.end_batch(token, pieces, false);

@@ -175,7 +175,7 @@ impl Tallies {
     }
 
     /// A batch of writes is calculated.
-    pub(super) fn note_round(&self, whole: bool) {
+    pub(super) fn note_batch(&self, whole: bool) {
         add(&self.rounds, 1);
         add(&self.whole, whole.into());
     }

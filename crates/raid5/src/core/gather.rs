@@ -68,8 +68,6 @@ struct Rules<'a> {
     kept: usize,
     /// A stream lets its row wait.
     streams: bool,
-    /// All go at once.
-    at_once: bool,
     arms: Option<(&'a Arms, Owner)>,
 }
 
@@ -218,7 +216,7 @@ impl Gather {
     fn look(&mut self, rules: &Rules<'_>) {
         self.changed = false;
         let geometry = rules.geometry;
-        let rows = match rules.streams && !rules.at_once {
+        let rows = match rules.streams {
             true => self.streams.rows(geometry.row_sectors()),
             false => Vec::new(),
         };
@@ -241,10 +239,9 @@ impl Gather {
             None => self.reading == 0 && self.read_go.is_empty(),
         };
         let is_old = |key: &usize| self.is_old(*key);
-        let all_go = rules.at_once || may_read;
-        if all_go || self.delayed.values().next().is_some_and(is_old) {
+        if may_read || self.delayed.values().next().is_some_and(is_old) {
             let mut delayed = going(self, &self.delayed);
-            delayed.retain(|key| all_go || is_old(key));
+            delayed.retain(|key| may_read || is_old(key));
             // Members like it in order, and on from where the last one was.
             let from = self.read_last;
             delayed.sort_unstable_by_key(|key| {
@@ -301,7 +298,7 @@ impl Gather {
     /// The next part that goes to its word.
     fn next(&mut self, rules: &Rules<'_>) -> Option<Part> {
         if self.arriving.is_empty() {
-            if self.changed || rules.at_once {
+            if self.changed {
                 self.look(rules);
             }
             self.next_stripe(rules)?;
@@ -378,6 +375,15 @@ impl Gather {
         None
     }
 
+    /// A stripe under way has read. Where members have arms it counts until its end: it writes at the place where it has read.
+    fn has_read(&mut self, way: usize, rules: &Rules<'_>) {
+        let under_way = &mut self.under_way[way];
+        if rules.arms.is_none() && std::mem::take(&mut under_way.reads) {
+            self.reading -= 1;
+            self.changed = true;
+        }
+    }
+
     /// Takes out all parts that wait. Those that are under way stay so.
     fn take(&mut self) -> Vec<Part> {
         self.by_stripe.clear();
@@ -430,11 +436,6 @@ fn kept_of(places: &OwnPlaces) -> usize {
 }
 
 impl Common {
-    /// True if writes wait in stripe queues, for more writes or for members' arms.
-    pub(super) fn gathers(&self) -> bool {
-        self.arms.is_some() || self.has_stripe_queues()
-    }
-
     fn rules(&self, queue: Owner, places: &OwnPlaces) -> Rules<'_> {
         Rules {
             geometry: &self.geometry,
@@ -442,7 +443,6 @@ impl Common {
             places: places.left(),
             kept: kept_of(places),
             streams: self.has_stripe_queues(),
-            at_once: !self.gathers(),
             arms: self.arms.as_ref().map(|arms| (arms, queue)),
         }
     }
@@ -499,6 +499,14 @@ impl QueueCore {
         }
         if let Some(arms) = &self.common.arms {
             arms.leave();
+        }
+    }
+
+    /// All that a batch needed was read: that of `ways`, which is empty then.
+    pub(super) fn gathered_read(&mut self) {
+        let rules = self.common.rules(self.me, &self.places);
+        for way in self.ways.drain(..) {
+            self.gather.has_read(way, &rules);
         }
     }
 

@@ -25,7 +25,6 @@ fn rules(geometry: &Geometry, places: usize) -> Rules<'_> {
         places,
         kept: 0,
         streams: true,
-        at_once: false,
         arms: None,
     }
 }

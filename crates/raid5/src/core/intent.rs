@@ -67,18 +67,6 @@ impl Common {
         }
     }
 
-    /// A batch goes on after it waited for its log, in which sweeps don't wait for it: its bit may be gone.
-    pub(super) fn mark_again(&self, stripe: u64) {
-        if !self.in_memory {
-            return;
-        }
-        // Pairs with that of a sweep: either its scan sees the word in flight, or this sees that the chunk is being cleared.
-        Native::full_barrier();
-        if !self.may_write(stripe) {
-            self.bits_are_set([stripe]);
-        }
-    }
-
     /// Chunks of the bitmap, if there is one.
     pub fn chunks(&self) -> Option<&Chunks> {
         self.chunks.as_ref()
@@ -106,6 +94,24 @@ impl Common {
 }
 
 impl QueueCore {
+    /// A bit that is in memory only is set: a sweep will be due.
+    fn mark(&mut self, stripe: u64) {
+        self.common.bits_are_set([stripe]);
+        self.marked = true;
+    }
+
+    /// A batch goes on after it waited for its log, in which sweeps don't wait for it: its bit may be gone.
+    pub(super) fn mark_again(&mut self, stripe: u64) {
+        if !self.common.in_memory {
+            return;
+        }
+        // Pairs with that of a sweep: either its scan sees the word in flight, or this sees that the chunk is being cleared.
+        Native::full_barrier();
+        if !self.common.may_write(stripe) {
+            self.mark(stripe);
+        }
+    }
+
     /// An open batch may write its stripe: returns it. `None`: it goes on later, since superblocks don't say dirty, or a bit isn't set.
     pub(super) fn may_write(
         &mut self,
@@ -122,7 +128,7 @@ impl QueueCore {
         }
         if self.common.in_memory {
             if !has(Plant::MissedNotMarked) {
-                self.common.bits_are_set([stripe]);
+                self.mark(stripe);
             }
             return Some(token);
         }

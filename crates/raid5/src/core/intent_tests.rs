@@ -224,7 +224,8 @@ fn a_write_that_waited_for_its_log_is_marked_though_a_sweep_passed() {
     let ios = array.write(1, 0);
     let reads = ios.iter().filter(|io| io.op == Op::Read).count();
     assert!(reads == 0 && !ios.is_empty(), "the log is written first");
-    assert!(!is_clear(&array, 0));
+    // The background is told that a sweep will be due.
+    assert!(!is_clear(&array, 0) && std::mem::take(&mut array.queues[1].marked));
     let flush = sweep(&mut array);
     assert_eq!(flushes(&flush), MEMBERS);
     array.end(0, flush, MEMBERS);
@@ -232,4 +233,8 @@ fn a_write_that_waited_for_its_log_is_marked_though_a_sweep_passed() {
     let written = finish(&mut array, 1, ios);
     assert_eq!(array.done(1), [Status::Ok]);
     assert!(written.len() > MEMBERS && !is_clear(&array, 0));
+    assert!(std::mem::take(&mut array.queues[1].marked));
+    let ios = array.submit(1, 0);
+    finish(&mut array, 1, ios);
+    assert!(!array.queues[1].marked, "the bit is there already");
 }

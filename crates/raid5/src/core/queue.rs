@@ -108,6 +108,8 @@ pub struct QueueCore {
     /// Ranges of requests whose parts haven't all arrived at their words.
     pub(super) spans: VecDeque<Span>,
     pub(super) gather: Gather,
+    /// Numbers in `gather` of the parts of a batch.
+    pub(super) ways: Vec<usize>,
     pub(super) purposes: Slab<(Purpose, usize)>,
     pub(super) flying: Slab<Flying>,
     pub(super) units: Slab<Unit>,
@@ -136,6 +138,8 @@ pub struct QueueCore {
     pub errands: Vec<Errand>,
     /// Stripes whose bits are to be set on all members. The answer is [`Mail::Intended`], after [`Common::bits_are_set`].
     pub intends: Vec<u64>,
+    /// Bits that are in memory only were set: a sweep will be due.
+    pub marked: bool,
 }
 
 impl QueueCore {
@@ -168,6 +172,7 @@ impl QueueCore {
             active: Slab::new(),
             spans: VecDeque::new(),
             gather: Gather::default(),
+            ways: Vec::new(),
             purposes: Slab::new(),
             flying: Slab::new(),
             units: Slab::new(),
@@ -188,6 +193,7 @@ impl QueueCore {
             mail: Vec::new(),
             errands: Vec::new(),
             intends: Vec::new(),
+            marked: false,
         })
     }
 

@@ -143,6 +143,14 @@ impl Part {
         }
     }
 
+    /// Its number among those under way from the stripe queue of `queue`, if it came from there.
+    pub(super) fn way_of(&self, queue: Owner) -> Option<usize> {
+        match self.of {
+            PartOf::Request { way, .. } => way.filter(|_| self.from == queue),
+            PartOf::Sync(_) => None,
+        }
+    }
+
     /// The stripe queue sends it to its word.
     pub(super) fn set_way(&mut self, number: usize) {
         if let PartOf::Request { way, .. } = &mut self.of {

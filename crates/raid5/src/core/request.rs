@@ -67,10 +67,9 @@ impl QueueCore {
             Op::Read => self.read(id, sectors),
             Op::Flush => self.flush(id),
             Op::Write => {
-                if self.common.gathers() {
-                    self.gather
-                        .streams
-                        .note(sectors.start, sectors.end - sectors.start);
+                if self.common.has_stripe_queues() {
+                    let length = sectors.end - sectors.start;
+                    self.gather.streams.note(sectors.start, length);
                 }
                 self.add_span(id, sectors);
             }
@@ -224,7 +223,7 @@ impl QueueCore {
             return true;
         };
         let stripe = part.stripe;
-        let has_gone = match active.request.op == Op::Write && self.common.gathers() {
+        let has_gone = match active.request.op == Op::Write {
             true => self.gather_part(part),
             false => match (self.places_beside() > 0)
                 .then(|| self.places.take())

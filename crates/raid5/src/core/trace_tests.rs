@@ -214,14 +214,17 @@ impl Run {
         let shape = |write: usize| self.bound.writes[write].expect("a write");
         // The first of those that are alike.
         let wanted = shape(self.unasked[self.rng.usize(..self.unasked.len())]);
+        // Writes that are alike arrive in their order if one queue takes them. Of several that wait, any may arrive first.
+        let queue = usize::from(wanted.blocks + wanted.stripe) % QUEUES;
+        if !self.arriving[queue].is_empty() {
+            return false;
+        }
         let at = self
             .unasked
             .iter()
             .position(|write| shape(*write) == wanted);
         let write = self.unasked.remove(at.expect("itself"));
         let request = self.request(write as u64, &wanted);
-        // Writes that are alike arrive in their order if one queue takes them.
-        let queue = usize::from(wanted.blocks + wanted.stripe) % QUEUES;
         self.arriving[queue].push_back(write as u64);
         self.queues[queue].submit(request);
         true
@@ -293,7 +296,7 @@ impl Run {
     fn step(&mut self, queue: usize) -> bool {
         let q = &mut self.queues[queue];
         let places = q.places.in_use();
-        if !q.next_part() {
+        if !(q.next_part() || q.next_gathered()) {
             return self.step_mail(queue);
         }
         if q.places.in_use() > places {
