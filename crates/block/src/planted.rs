@@ -51,14 +51,8 @@ plants! {
     LateReadLands "array-late-read-lands"
     /// RAID-5: A member is taken back while a write to it that was given up may still land.
     LateWriteIsCurrent "array-late-write-is-current"
-    /// RAID-5: Writes don't go to a member that comes back where the bitmap marked nothing.
-    PassedOverIsForgotten "array-passed-over-is-forgotten"
     /// RAID-5: Without a bitmap, chunks that a missing member misses aren't marked.
     MissedNotMarked "array-missed-not-marked"
-    /// RAID-5: A member that comes back keeps the log of before.
-    OldLogKept "array-old-log-kept"
-    /// RAID-5: Superblocks name a failed member while stripes are being written.
-    KickNotDrained "array-kick-not-drained"
     /// RAID-5: Superblocks name a failed member while the others have data in their caches.
     KickNotFlushed "array-kick-not-flushed"
     /// Page cache: A page that was written to during its write-back counts as clean.

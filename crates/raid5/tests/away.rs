@@ -13,7 +13,8 @@ use pvblk_block::{
 };
 use pvblk_raid5::{
     ArrayOptions, Assembly, BackgroundWork, Blocking, Consistency, CreateOptions, MemberState,
-    Raid5, ReAdded, Role, SUPER_SECTOR, Superblock, SyncAction, read_superblock, sleepy,
+    Policy, Raid5, ReAdded, Role, SUPER_SECTOR, Superblock, SyncAction, find_newest, ppl_signature,
+    read_superblock, sleepy,
 };
 use started::prepared;
 use std::sync::Arc;
@@ -566,6 +567,31 @@ fn a_member_from_before_the_last_one_is_written_whole() {
     world.settle();
     assert!(world.is_whole());
     assert_eq!(world.mismatches(), 0);
+}
+
+/// Entries from before would make parity wrong that is written from then on.
+#[test]
+fn a_member_that_comes_back_has_an_empty_log() {
+    let mut world = TestArray::new(Consistency::Ppl, TestArray::limited(false));
+    let entries = |world: &TestArray| {
+        let superblock = world.superblock(1);
+        let Policy::Ppl(log) = superblock.policy() else {
+            panic!("a log");
+        };
+        let mut area = vec![0; log.sectors as usize * 512];
+        let mut blocking = Blocking::open(&world.disks[1].device).unwrap();
+        blocking.read(log.sector, &mut area, &mut sleepy()).unwrap();
+        let newest = find_newest(&area, ppl_signature(&superblock.set_uuid));
+        newest.unwrap().header.entries.len()
+    };
+    (0..3).for_each(|row| world.write_now(row * 32, 8));
+    assert!(entries(&world) > 0);
+    world.array.fail(1).unwrap();
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.re_add(1).unwrap(), ReAdded::ByBitmap);
+    world.settle();
+    assert_eq!(entries(&world), 0);
+    assert!(world.is_whole());
 }
 
 /// All that an earlier server wrote is flushed when the array is made ready.

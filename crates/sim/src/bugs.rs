@@ -95,6 +95,18 @@ bugs! {
     FirstFailureEnds "first-failure-ends"
 }
 
+impl Bug {
+    /// True if only members that stall and come back can show it.
+    pub fn is_of_stalls(self) -> bool {
+        let of_stalls = [
+            Plant::LateReadLands,
+            Plant::LateWriteIsCurrent,
+            Plant::MissedNotMarked,
+        ];
+        matches!(self, Bug::Logic(plant) if of_stalls.contains(&plant))
+    }
+}
+
 /// Bugs of a front end.
 const FRONT_END: &[Plant] = &[
     Plant::JoinsOverGap,
@@ -114,10 +126,7 @@ const ARRAY: &[Plant] = &[
     Plant::HolesTooLarge,
     Plant::LateReadLands,
     Plant::LateWriteIsCurrent,
-    Plant::PassedOverIsForgotten,
     Plant::MissedNotMarked,
-    Plant::OldLogKept,
-    Plant::KickNotDrained,
     Plant::KickNotFlushed,
 ];
 

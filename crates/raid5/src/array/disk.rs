@@ -10,7 +10,6 @@ use crate::repair::{
 use crate::words::Chunks;
 use crate::{Assembly, BitmapHeader, Feature, Incoming, Member, STRIPE_SECTORS, Superblock};
 use pvblk_block::Error;
-use pvblk_block::planted::{Plant, has};
 use std::ops::Range;
 
 /// Superblocks as they were last written, for users, who don't wait for those that are being written.
@@ -64,7 +63,7 @@ impl OnDisk {
     ) -> Result<(), Box<(Member, Error)>> {
         let opened = Disk::open(&member).and_then(|mut disk| {
             // A spare's is empty. Entries from before would make parity wrong that is written from now on.
-            if by_bitmap && !has(Plant::OldLogKept) {
+            if by_bitmap {
                 empty_log(&member, &mut disk, idle)?;
             }
             Ok(disk)

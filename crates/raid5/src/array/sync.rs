@@ -7,6 +7,7 @@ use crate::array::manage::PendingOrders;
 use crate::array::pace::{Pace, Speeds};
 use crate::core::{Action, Device, Early, QueueCore, SyncEnd, SyncNow};
 use crate::{Idle, Member, Role, STRIPE_SECTORS};
+use pvblk_block::planted::{Plant, has};
 use pvblk_block::stacked::Due;
 use pvblk_block::{Error, QueueContext};
 use pvblk_sys::Poller;
@@ -271,7 +272,10 @@ impl SyncQueue {
         let missing = missing.filter(|_| is_free);
         match missing.or(self.replaces).filter(|_| !orders.frozen) {
             Some(place) => match self.take_returning(shared, place) {
-                Some(member) if shared.patience.is_left_at(Arc::as_ptr(&member.device)) => {
+                Some(member)
+                    if shared.patience.is_left_at(Arc::as_ptr(&member.device))
+                        && !has(Plant::LateWriteIsCurrent) =>
+                {
                     let error = Error::config("I/O of its membership is left there");
                     Err(self.put_off(shared, member, true, error))
                 }

@@ -144,7 +144,7 @@ impl QueueCore {
         let common = &self.common;
         let mut in_flight = common.words.is_in_flight(stripes);
         in_flight |= common.logs.as_ref().is_some_and(|l| l.is_in_flight(logs));
-        if in_flight && !has(Plant::KickNotDrained) {
+        if in_flight {
             return;
         }
         let out = self.take_out();

@@ -11,7 +11,6 @@ use super::{Data, bit};
 use crate::STRIPE_SECTORS;
 use crate::core::{Action, SyncNow};
 use crate::head_pages::bits;
-use pvblk_block::planted::{Plant, has};
 use pvblk_block::{Error, Op};
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
@@ -257,9 +256,7 @@ impl QueueCore {
         let mut marked = next;
         self.common.pass_over(next, |stripe| {
             marked = stripe;
-            if !has(Plant::PassedOverIsForgotten) {
-                progress.begin_before(stripe);
-            }
+            progress.begin_before(stripe);
         });
         if marked == next {
             return false;

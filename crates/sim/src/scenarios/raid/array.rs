@@ -87,7 +87,7 @@ impl Array {
         let mut rng = Rng::with_seed(seed);
         let profile = ArrayProfile::new(&mut rng)
             .with_zeroes(seed)
-            .with_stalls(seed);
+            .with_stalls(seed, bug.is_some_and(Bug::is_of_stalls));
         let shape = profile.shape;
         let all = [shape.members as u64, shape.chunk, shape.rows];
         log.add("an array of # members, chunks of # sectors, # rows", all);

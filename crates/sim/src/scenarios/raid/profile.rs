@@ -90,16 +90,17 @@ impl ArrayProfile {
         }
     }
 
-    /// Lets members stall, drawn from a generator of their own.
+    /// Lets members stall, drawn from a generator of their own; `always`: in each seed.
     #[must_use]
-    pub fn with_stalls(self, seed: u64) -> ArrayProfile {
+    pub fn with_stalls(self, seed: u64, always: bool) -> ArrayProfile {
         let mut rng = Rng::with_seed(seed ^ 0x57a1);
-        if self.losses != Losses::None || rng.u8(..3) == 0 {
+        if !always && (self.losses != Losses::None || rng.u8(..3) == 0) {
             return self;
         }
         ArrayProfile {
+            losses: Losses::None,
             limit: Some(pick(&mut rng, &[4000, 10_000, 30_000])),
-            re_add: rng.u8(..3) > 0,
+            re_add: rng.u8(..3) > 0 || always,
             policy: match rng.u8(..2) {
                 0 => self.policy,
                 _ => Policy::Bitmap,
