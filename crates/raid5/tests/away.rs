@@ -235,6 +235,17 @@ impl TestArray {
         self.pass(Duration::from_secs(40));
     }
 
+    /// Rebuilds the missing member onto a device that wasn't one.
+    fn take_spare(&mut self) {
+        let spare = disk("spare".into());
+        let added = self
+            .array
+            .add(&spare.name, &spare.device, false, &mut sleepy());
+        added.unwrap();
+        self.disks.push(spare);
+        self.settle();
+    }
+
     fn superblock(&self, disk: usize) -> Superblock {
         let disk = &self.disks[disk];
         read_superblock(&disk.name, &disk.device, &mut sleepy()).unwrap()
@@ -499,13 +510,7 @@ fn without_a_bitmap_or_with_an_old_one_it_is_rebuilt_whole() {
     let mut world = TestArray::new(Consistency::Bitmap, TestArray::limited(false));
     miss(&mut world, 1);
     // Another device takes the place, bits are cleared, and then that one fails.
-    let spare = disk("spare".into());
-    let added = world
-        .array
-        .add(&spare.name, &spare.device, false, &mut sleepy());
-    added.unwrap();
-    world.disks.push(spare);
-    world.settle();
+    world.take_spare();
     world.write_now(9000, 100);
     world.sweep();
     world.open(1);
@@ -546,13 +551,7 @@ fn a_member_from_before_the_last_one_is_written_whole() {
     let mut world = TestArray::new(Consistency::Ppl, TestArray::limited(false));
     miss(&mut world, 1);
     world.open(1);
-    let spare = disk("spare".into());
-    let added = world
-        .array
-        .add(&spare.name, &spare.device, false, &mut sleepy());
-    added.unwrap();
-    world.disks.push(spare);
-    world.settle();
+    world.take_spare();
     world.write_now(9000, 100);
     world.sweep();
     world.array.fail(1).unwrap();

@@ -10,7 +10,7 @@ use super::queue::ArrayQueue;
 use super::shared::{FLOOR, Shared};
 use super::{ArrayOptions, MemberDevice, WritePath, check_stripes};
 use crate::blocking::{Idle, sleepy};
-use crate::core::{Common, Counts, Errand, Marks};
+use crate::core::{Arriving, Common, Counts, Errand, Marks};
 use crate::{Assembly, Geometry, Member, STRIPE_SECTORS};
 use parking_lot::Mutex;
 use pvblk_block::stacked::{BackgroundThread, QueueTable, finish_within};
@@ -52,9 +52,12 @@ impl Raid5 {
         let incoming = assembly.incoming.as_ref();
         let members = assembly.members.iter();
         let members = members.map(|m| m.as_ref().map(|m| (&m.superblock, m.device.limits())));
-        let incoming = incoming.map(|i| {
-            let member = (&i.member.superblock, i.member.device.limits());
-            (i.place, i.recovered_sectors / STRIPE_SECTORS, member)
+        let incoming = incoming.zip(assembly.incoming_slot());
+        let incoming = incoming.map(|(i, slot)| Arriving {
+            slot,
+            role: i.place,
+            held: i.recovered_sectors / STRIPE_SECTORS,
+            member: (&i.member.superblock, i.member.device.limits()),
         });
         let stripes = |r: &Range<u64>| r.start / STRIPE_SECTORS..r.end / STRIPE_SECTORS;
         let common = Common::of(

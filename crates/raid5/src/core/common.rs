@@ -91,17 +91,25 @@ impl Marks<'_> {
     }
 }
 
+/// A device that becomes the member of `role`: `held` stripes, from the first on, are rebuilt. `slot` is the role's own or comes after the members'.
+pub(crate) struct Arriving<'a> {
+    pub slot: usize,
+    pub role: usize,
+    pub held: u64,
+    pub member: (&'a Superblock, Limits),
+}
+
 impl Setup {
     /// As [`Common::of`]. Superblocks are written before the first write, since they may be clean, or not name a member that is missing.
     fn of(
         geometry: Geometry,
         members: Vec<Option<(&Superblock, Limits)>>,
-        incoming: Option<(usize, u64, (&Superblock, Limits))>,
+        incoming: Option<Arriving<'_>>,
         marks: Marks<'_>,
         stripes: usize,
     ) -> Setup {
-        let arriving = incoming.as_ref().map(|(_, _, member)| member);
-        let present = || members.iter().flatten().chain(arriving);
+        let arriving = incoming.as_ref();
+        let present = || members.iter().flatten().chain(arriving.map(|a| &a.member));
         let device = |(superblock, limits): &(&Superblock, Limits)| Device::of(superblock, limits);
         let by_role = members.iter().map(|member| {
             // The slot of a missing member is nobody's.
@@ -109,14 +117,10 @@ impl Setup {
             member.map(device)
         });
         let mut devices: Vec<Device> = by_role.flatten().collect();
-        let slot = incoming.as_ref().map(|(role, _, _)| match members[*role] {
-            None => *role,
-            Some(_) => members.len(),
-        });
-        if let (Some(slot), Some(arriving)) = (slot, arriving) {
-            match devices.get_mut(slot) {
-                Some(place) => *place = device(arriving),
-                None => devices.push(device(arriving)),
+        if let Some(arriving) = arriving {
+            match devices.get_mut(arriving.slot) {
+                Some(place) => *place = device(&arriving.member),
+                None => devices.push(device(&arriving.member)),
             }
         }
         let roles = members.iter().enumerate();
@@ -127,9 +131,10 @@ impl Setup {
             policy: any.map_or(Policy::Resync, Superblock::policy),
             members: Members::new(
                 roles.collect(),
-                incoming.map(|(role, held, (superblock, _))| {
+                arriving.map(|arriving| {
+                    let (superblock, _) = arriving.member;
                     let by_bitmap = superblock.is_recovered_by_bitmap() && marks.are_on_disk();
-                    Incoming::new(slot.unwrap_or(members.len()), role, held, by_bitmap)
+                    Incoming::new(arriving.slot, arriving.role, arriving.held, by_bitmap)
                 }),
             ),
             unsynced: Unsynced::default(),
@@ -239,13 +244,12 @@ pub struct Common {
 }
 
 impl Common {
-    /// An array of these members, by role, with pages for so many stripes. `incoming`: a device that becomes the member of a role, with the
-    /// stripes that it holds from the first on; its slot is its place's if that has no member, else it comes after the members'. `unsynced`: stripes whose parity isn't known to be right.
+    /// An array of these members, by role, with pages for so many stripes. `unsynced`: stripes whose parity isn't known to be right.
     /// `marks`: the chunks in which members may differ. `limited`: devices may be given up with I/O in flight, so writes of requests are copied.
     pub fn of(
         geometry: Geometry,
         members: Vec<Option<(&Superblock, Limits)>>,
-        incoming: Option<(usize, u64, (&Superblock, Limits))>,
+        incoming: Option<Arriving<'_>>,
         unsynced: Vec<Range<u64>>,
         marks: Marks<'_>,
         stripes: usize,

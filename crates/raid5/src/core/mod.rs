@@ -60,7 +60,7 @@ mod trace_tests;
 #[cfg(test)]
 mod world;
 
-pub(super) use common::{Common, Marks};
+pub(super) use common::{Arriving, Common, Marks};
 pub(super) use kick::Change;
 pub(super) use membership::Device;
 pub(super) use queue::{Errand, Mail, QueueCore};
