@@ -53,6 +53,10 @@ plants! {
     LateWriteIsCurrent "array-late-write-is-current"
     /// RAID-5: Without a bitmap, chunks that a missing member misses aren't marked.
     MissedNotMarked "array-missed-not-marked"
+    /// RAID-5: An array that starts takes no chunk for marked.
+    MapForgotten "array-map-forgotten"
+    /// RAID-5: A chunk's mark is taken away while a batch of it is in flight.
+    SweepNotAwaited "array-sweep-not-awaited"
     /// RAID-5: Superblocks name a failed member while the others have data in their caches.
     KickNotFlushed "array-kick-not-flushed"
     /// Page cache: A page that was written to during its write-back counts as clean.

@@ -66,7 +66,7 @@ pub struct Assembly {
     pub dirty: bool,
     /// Sectors of the members whose parity isn't known to be right, in whole stripes, ascending and apart; from [`super::prepare`].
     pub unsynced: Vec<Range<u64>>,
-    /// The write-intent bitmap as all members have it, if the policy is that; from [`super::prepare`].
+    /// The write-intent bitmap as all members have it, or the private map of an array that has no bitmap and keeps one; from [`super::prepare`].
     pub bitmap: Option<WriteIntent>,
     /// Data of the array may be wrong, because it is started by force.
     pub guessed: bool,
@@ -153,6 +153,12 @@ impl Assembly {
     /// The means by which parity is made right after a crash.
     pub fn policy(&self) -> Policy {
         self.newest().policy()
+    }
+
+    /// True if superblocks go with a private map.
+    pub(super) fn keeps_private_map(&self) -> bool {
+        let bitmap = self.bitmap.as_ref();
+        bitmap.is_some_and(|bitmap| bitmap.header().is_private())
     }
 
     /// The newest event counter.

@@ -120,6 +120,7 @@ impl WriteIntent {
             let (byte, mask) = bit(chunk);
             if bitmap.image[byte] & mask != 0 {
                 let end = (chunk as u64 + 1) << bitmap.chunk_shift;
+                let end = end.min(bitmap.header.sync_size_sectors);
                 let flags = if end > in_sync_sectors { NEEDED } else { 0 };
                 bitmap.counters[chunk] = flags | 2;
             }
@@ -405,6 +406,21 @@ impl WriteIntent {
             (end << self.chunk_shift).min(range.end) - start
         })
         .sum()
+    }
+
+    /// The chunks of these sectors have to be resynchronised: their bits are set until they were. They are on disk when no page of
+    /// [`WriteIntent::unwritten_pages`] is left.
+    pub fn need(&mut self, range: Range<u64>) {
+        self.set(range.start, range.end - range.start);
+        for chunk in self.chunks(range.start, range.end - range.start) {
+            self.counters[chunk] |= NEEDED;
+        }
+    }
+
+    /// Sets the device that comes back by this private map: see [`BitmapHeader::guides`].
+    pub fn set_guided(&mut self, device_uuid: Option<[u8; 16]>) {
+        self.header.set_guided(device_uuid);
+        self.put_header();
     }
 
     /// Notes that parity of these sectors was made right on all members. Chunks that are covered whole are

@@ -6,10 +6,10 @@
 //! | `parity` | XOR of blocks |
 //! | `identity` | ids and times as text |
 //! | `superblock` | the 4 KiB on each member that describe the array; `create` makes new ones |
-//! | `bitmap` | the write-intent bitmap: the chunks to resynchronise after a crash |
+//! | `bitmap` | the write-intent bitmap, and the private map: the chunks that may differ on the members |
 //! | `ppl`, `recover` | the partial parity log, and the repair of parity after a crash |
 //! | `blocking` | blocking I/O, for all of the next line |
-//! | `new_array`, `assemble`, `repair`, `spare` | before and after serving: makes arrays, finds them, makes their parity right, adds devices |
+//! | `new_array`, `assemble`, `repair`, `spare`, `private_map` | before and after serving: makes arrays, finds them, makes their parity right, adds devices |
 //! | `head_pages` | a stripe's pages, and calculations in them, for `core` and `words` |
 //! | `core` | while serving: state machines without I/O |
 //! | `words` | state of `core` that queues share without a lock |
@@ -35,6 +35,7 @@ mod identity;
 mod new_array;
 mod parity;
 mod ppl;
+mod private_map;
 mod recover;
 mod repair;
 mod spare;
@@ -70,6 +71,7 @@ pub use ppl::{
     Batch, Full, Newest, PPL_HEADER_BYTES, PPL_MAX_ENTRIES, PplEntry, PplError, PplHeader,
     find_newest, log_space_bytes, ppl_signature, single_log_sectors, tells_multiple,
 };
+pub use private_map::set_private_map;
 pub use recover::{Repair, RepairPlan};
 pub use repair::{Raid5Progress, prepare, write_superblocks};
 pub use spare::{add_spare, make_spare};

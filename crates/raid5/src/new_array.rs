@@ -1,7 +1,7 @@
 //! Makes an array of devices: writes the metadata that [`NewArray`] describes.
 
 use super::assemble::{Assembly, Member, read_superblock};
-use super::bitmap::WriteIntent;
+use super::bitmap::{BitmapHeader, PAGE_BYTES, WriteIntent};
 use super::blocking::{Blocking, Idle};
 use super::create::{Consistency, NewArray};
 use super::geometry::Layout;
@@ -27,6 +27,8 @@ pub struct CreateOptions {
     pub size_sectors: Option<u64>,
     /// Bytes of a member for each bit of the write-intent bitmap; `None`: 64 MiB, or more.
     pub bitmap_chunk_bytes: Option<u64>,
+    /// Without a bitmap: keep a private map, so that a member which was away over a restart is brought up to date.
+    pub private_map: bool,
     /// All parity is right already, as it is when all members hold zeros.
     pub assume_clean: bool,
     /// Overwrites contents of the devices: another array, a file system, partitions.
@@ -49,6 +51,7 @@ impl CreateOptions {
             consistency: Consistency::Ppl,
             size_sectors: None,
             bitmap_chunk_bytes: None,
+            private_map: true,
             assume_clean: false,
             force: false,
             set_uuid,
@@ -140,7 +143,14 @@ pub fn create(
     })));
     // A missing member has missed everything.
     let all = !new.clean || missing.is_some();
-    let bitmap = created.bitmap().map(|h| WriteIntent::new(h.clone(), all));
+    let private = || {
+        let sectors = created.geometry().member_sectors();
+        let header = BitmapHeader::private(options.set_uuid, sectors)?;
+        sb.private_map().filter(|_| options.private_map)?;
+        Some(header)
+    };
+    let header = created.bitmap().cloned().or_else(private);
+    let bitmap = header.map(|header| WriteIntent::new(header, all));
     let mut written = Vec::new();
     let spares = spares.into_iter().map(Some);
     for (number, device) in members.into_iter().chain(spares).enumerate() {
@@ -150,7 +160,9 @@ pub fn create(
             written.push(None);
             continue;
         };
-        let superblock = created.superblock(number, uuid);
+        let mut superblock = created.superblock(number, uuid);
+        let private = bitmap.as_ref().filter(|b| b.header().is_private());
+        superblock.set_updated(options.created_secs, private.is_some());
         write_member(&device, &superblock, bitmap.as_ref(), idle)?;
         written.push(Some(Member {
             device,
@@ -208,7 +220,7 @@ fn is_empty(device: &Arc<dyn BlockDevice>, sector: u64, sectors: u64) -> bool {
     told.is_ok() && extents.iter().all(|e| e.kind != ExtentKind::Data)
 }
 
-/// Writes the metadata of a device. Log or bitmap come first: a device with a superblock is
+/// Writes the metadata of a device. Log and bitmap, or private map, come first: a device with a superblock is
 /// complete.
 pub(super) fn write_member(
     device: &Arc<dyn BlockDevice>,
@@ -217,16 +229,16 @@ pub(super) fn write_member(
     idle: &mut Idle<'_>,
 ) -> Result<(), Error> {
     let mut disk = Blocking::open(device)?;
-    match (sb.policy(), bitmap) {
-        (Policy::Ppl(log), _) => {
-            let mut area = vec![0; log.sectors as usize * 512];
-            let header = PplHeader::empty(ppl_signature(&sb.set_uuid));
-            area[..PPL_HEADER_BYTES].copy_from_slice(&header.encode());
-            disk.write(log.sector, &area, idle)?;
-        }
-        (Policy::Bitmap { sector }, Some(bitmap)) => {
-            disk.write(sector, bitmap.area(), idle)?;
-        }
+    if let Policy::Ppl(log) = sb.policy() {
+        let mut area = vec![0; log.sectors as usize * 512];
+        let header = PplHeader::empty(ppl_signature(&sb.set_uuid));
+        area[..PPL_HEADER_BYTES].copy_from_slice(&header.encode());
+        disk.write(log.sector, &area, idle)?;
+    }
+    match (sb.bitmap_sector(), bitmap, sb.private_map()) {
+        (Some(sector), Some(bitmap), _) => disk.write(sector, bitmap.area(), idle)?,
+        // One from before would be the array's after a restart.
+        (_, None, Some(map)) => disk.write(map.sector, &[0; PAGE_BYTES], idle)?,
         _ => {}
     }
     // Old metadata behind the roles goes, as far as nothing else is there.

@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | partial parity log | stripes that the logs list; all, if no log lists any: parity may never have been made | stripes that the logs list; blocks of the missing member that were being written are lost |
 //! | bitmap | chunks that the bitmap marks | refused, unless forced |
-//! | resync | all stripes | refused, unless forced |
+//! | resync | chunks that the private map marks, or all stripes | refused, unless forced |
 //!
 //! The resync can be left for later ([`AssembleOptions::resync_later`]), to be done while the array serves.
 //!
@@ -28,13 +28,14 @@ pub(super) use log::empty_log;
 pub use superblocks::write_superblocks;
 pub(super) use superblocks::{Says, names_missing, write_progress, write_superblocks_on};
 
-use super::assemble::{AssembleOptions, Assembly};
-use super::bitmap::{BITMAP_HEADER_BYTES, WriteIntent};
+use super::assemble::{AssembleOptions, Assembly, Member};
+use super::bitmap::{BITMAP_HEADER_BYTES, PAGE_BYTES, WriteIntent};
 use super::blocking::Idle;
 use super::geometry::{STRIPE_BYTES, STRIPE_SECTORS};
 use super::parity::xor_into;
 use super::superblock::{Feature, Policy, Superblock};
 use pvblk_block::Error;
+use pvblk_block::planted::{Plant, has};
 use std::ops::Range;
 
 /// Sectors of each member that a resync handles at a time, if the members take as much.
@@ -157,9 +158,10 @@ fn repair(
     let sectors = assembly.geometry.member_sectors();
     let mut ranges: Vec<Range<u64>> = std::iter::once(in_sync..sectors).collect();
     let mut logged = false;
-    match assembly.policy() {
-        Policy::Resync => {}
-        Policy::Bitmap { .. } => {
+    let policy = assembly.policy();
+    match policy {
+        Policy::Resync if assembly.bitmap.is_none() => {}
+        Policy::Resync | Policy::Bitmap { .. } => {
             let marked = assembly.bitmap.iter().flat_map(WriteIntent::dirty_ranges);
             ranges = marked.collect();
         }
@@ -183,6 +185,12 @@ fn repair(
         }
         resync(assembly, disks, &ranges, progress, idle)?;
         if let Some(bitmap) = &mut assembly.bitmap {
+            if let Policy::Ppl(_) = policy {
+                // A log tells itself where parity is wrong; the private map only has what is left for later.
+                bitmap.resynced(0..sectors);
+                let later = assembly.unsynced.iter();
+                later.for_each(|range| bitmap.need(range.clone()));
+            }
             ranges.into_iter().for_each(|range| bitmap.resynced(range));
         }
         return Ok(());
@@ -246,52 +254,63 @@ fn is_missing(assembly: &Assembly, place: usize, member_sector: u64) -> bool {
     assembly.members[place].is_none() && !rebuilt
 }
 
-/// Reads the bitmap, if there is one. If none can be believed, every bit of it is set. Returns whether all devices have it like that.
+/// Reads the bitmap, or the private map, if there is one. If none can be believed, every bit of it is set. Returns whether all devices have it
+/// like that.
 fn load_bitmap(
     assembly: &mut Assembly,
     disks: &mut Disks,
     idle: &mut Idle<'_>,
 ) -> Result<bool, Error> {
-    let Policy::Bitmap { .. } = assembly.policy() else {
-        return Ok(true);
-    };
     // The array was degraded, or is: then its bits don't tell which sectors are in sync.
     let in_sync = match assembly.failed() {
         None => assembly.in_sync_sectors(),
         Some(_) => 0,
     };
     let any = bitmap::any_bitmap_header(assembly, disks, idle).map_err(|(_, e)| e)?;
+    let Some(any) = any else { return Ok(true) };
     let mut areas = Vec::new();
     let mut found: Option<Vec<u8>> = None;
     for at in At::all(assembly) {
-        let header = bitmap::bitmap_header(assembly, at, disks, idle)?;
-        let (Some(header), Some(member)) = (header, at.of(assembly)) else {
-            areas.push(Vec::new());
+        let found_here = bitmap::bitmap_header(assembly, at, disks, idle)?;
+        let (Some((header, mut area)), Some(member)) = (found_here, at.of(assembly)) else {
+            // There may be no room for a map.
+            let has_room = |m: &Member| m.superblock.bitmap_sector().is_some();
+            if at.of(assembly).is_some_and(has_room) {
+                areas.push(Vec::new());
+            }
             continue;
         };
-        let mut area = vec![0; header.area_bytes()];
-        if let Policy::Bitmap { sector } = member.superblock.policy() {
+        let superblock = &member.superblock;
+        area.resize(header.area_bytes(), 0);
+        if let (true, Some(sector)) = (area.len() > PAGE_BYTES, superblock.bitmap_sector()) {
             disks.at(at)?.read(sector, &mut area, idle)?;
         }
         // Any member will do: a bit is on all members before a write starts. The device that is being
-        // recovered missed some.
-        let is_member = at != At::Incoming;
-        if is_member && found.is_none() && header.is_current(member.superblock.events) {
+        // recovered missed some; so did one that is a member by force, and others don't tell which.
+        let is_fresh = at != At::Incoming && !assembly.guessed;
+        let is_current = header.is_current(superblock.events)
+            && (!header.is_private() || superblock.keeps_map());
+        if is_fresh && found.is_none() && is_current {
             found = Some(area.clone());
         }
         areas.push(area);
     }
     let Some(area) = found else {
-        if assembly.dirty {
+        if assembly.dirty && !matches!(assembly.policy(), Policy::Ppl(_)) {
             let note = "no bitmap is current: all parity is calculated";
             assembly.notes.push(note.into());
         }
         let mut area = vec![0; any.area_bytes()];
         area[..BITMAP_HEADER_BYTES].copy_from_slice(&any.encode());
-        assembly.bitmap = Some(WriteIntent::load(&area, false, in_sync)?);
+        let mut bitmap = WriteIntent::load(&area, false, in_sync)?;
+        bitmap.set_guided(None);
+        assembly.bitmap = Some(bitmap);
         return Ok(false);
     };
-    assembly.bitmap = Some(WriteIntent::load(&area, true, in_sync)?);
+    assembly.bitmap = Some(match has(Plant::MapForgotten) {
+        false => WriteIntent::load(&area, true, in_sync)?,
+        true => WriteIntent::new(any, false),
+    });
     Ok(areas.iter().all(|other| *other == area))
 }
 

@@ -14,8 +14,8 @@ use std::sync::Arc;
 /// Makes a device a spare of the array whose newest superblock is `like`: writes log or bitmap and then its
 /// superblock, and flushes. Its contents are lost. The array's other devices need no change.
 ///
-/// `taken`: numbers of the array's devices that are at hand. `bitmap`: the header of the array's bitmap, if
-/// that is its policy.
+/// `taken`: numbers of the array's devices that are at hand. `bitmap`: the header of the array's bitmap, or of
+/// its private map, if it has one.
 ///
 /// Fails with one line, and has written nothing then unless writing failed, if the device is read-only or too
 /// small, its logical sectors don't fit, it has contents, or it is in use: as a member of this array, or by
@@ -65,7 +65,9 @@ pub fn make_spare(
             ..header.clone()
         };
         // The spare has none of the array's data.
-        WriteIntent::new(header, true)
+        let mut bits = WriteIntent::new(header, true);
+        bits.set_guided(None);
+        bits
     });
     write_member(device, &superblock, bits.as_ref(), idle)?;
     Ok(Member {
@@ -96,13 +98,12 @@ pub fn add_spare(
             )));
         }
     }
-    let bitmap = match (assembly.policy(), &assembly.bitmap) {
-        (Policy::Bitmap { .. }, Some(bitmap)) => Some(bitmap.header().clone()),
-        (Policy::Bitmap { .. }, None) => {
+    let bitmap = match &assembly.bitmap {
+        Some(bitmap) => Some(bitmap.header().clone()),
+        None => {
             let mut disks = Disks::open(assembly)?;
-            Some(any_bitmap_header(assembly, &mut disks, idle).map_err(|(_, e)| e)?)
+            any_bitmap_header(assembly, &mut disks, idle).map_err(|(_, e)| e)?
         }
-        _ => None,
     };
     let like = assembly.newest().clone();
     let spare = make_spare(name, device, &like, &taken, bitmap.as_ref(), force, idle)?;
@@ -126,10 +127,10 @@ fn check_device(name: &str, device: &Arc<dyn BlockDevice>, like: &Superblock) ->
     let unit = u64::from(limits.logical_sector_bytes);
     let mut places = vec![like.data_offset_sectors];
     match like.policy() {
-        Policy::Resync => {}
-        Policy::Bitmap { sector } => places.push(sector),
+        Policy::Resync | Policy::Bitmap { .. } => {}
         Policy::Ppl(log) => places.extend([log.sector, log.sectors]),
     }
+    places.extend(like.bitmap_sector());
     let fits = |&sector: &u64| (sector * 512).is_multiple_of(unit);
     if unit > STRIPE_BYTES as u64 || !places.iter().all(fits) {
         return Err(Error::config(format!(

@@ -21,6 +21,11 @@ pub const SUPER_SECTOR: u64 = 8;
 /// `MaxSector`: no such offset. As `resync_offset` it means that all parity is right.
 pub const NO_OFFSET: u64 = u64::MAX;
 
+/// In `utime`: the microseconds of a superblock that goes with a private map. md knows of none, and writes seconds only.
+const MAP_KEPT: u64 = 1 << 40;
+/// Sectors of a private map: one page.
+const MAP_SECTORS: u64 = 8;
+
 /// Bytes before the roles.
 pub(super) const FIXED_BYTES: usize = 256;
 /// The first four bytes, little-endian.
@@ -320,6 +325,12 @@ impl Superblock {
         }
     }
 
+    /// True if the array had the same consistency policy when the other was written.
+    pub fn has_policy_of(&self, other: &Superblock) -> bool {
+        let kind = |sb: &Superblock| std::mem::discriminant(&sb.policy());
+        kind(self) == kind(other)
+    }
+
     /// The area for the bad block log, if there is one. It is only read if [`Feature::BAD_BLOCKS`] is set: without it, md leaves
     /// there whatever was on the disk before.
     pub fn bad_block_log(&self) -> Option<LogArea> {
@@ -470,10 +481,56 @@ impl Superblock {
         Ok(())
     }
 
-    /// First sector after the bitmap that nothing else uses: how large the bitmap may be at most.
+    /// Sets the time of the last update, in seconds since 1970. `map_kept`: a private map with the same events is written before this superblock.
+    pub fn set_updated(&mut self, secs: u64, map_kept: bool) {
+        let secs = secs & (MAP_KEPT - 1);
+        self.utime = if map_kept { secs | MAP_KEPT } else { secs };
+    }
+
+    /// True if this superblock was written with a private map. Others that write to the array don't say so: their events alone don't tell,
+    /// since md takes its last event back when an array becomes clean.
+    pub fn keeps_map(&self) -> bool {
+        self.utime >= MAP_KEPT
+    }
+
+    /// Where the private map is or would be, first sector and number: the page before the data. `None`: the array has a write-intent bitmap, or
+    /// the page is used.
+    pub fn private_map(&self) -> Option<LogArea> {
+        let sector = self.data_offset_sectors.checked_sub(MAP_SECTORS)?;
+        let map = LogArea {
+            sector,
+            sectors: MAP_SECTORS,
+        };
+        let log = match self.policy() {
+            Policy::Bitmap { .. } => return None,
+            Policy::Ppl(log) => Some(log),
+            Policy::Resync => None,
+        };
+        let superblock = LogArea {
+            sector: SUPER_SECTOR,
+            sectors: SUPER_BYTES as u64 / 512,
+        };
+        let others = [Some(superblock), log, self.bad_block_log()];
+        let meets = |other: LogArea| {
+            let end = other.sector.saturating_add(other.sectors);
+            other.sector < self.data_offset_sectors && sector < end
+        };
+        let is_aligned = sector.is_multiple_of(MAP_SECTORS);
+        (is_aligned && !others.into_iter().flatten().any(meets)).then_some(map)
+    }
+
+    /// First sector of the write-intent bitmap, or else of the private map.
+    pub(super) fn bitmap_sector(&self) -> Option<u64> {
+        match self.policy() {
+            Policy::Bitmap { sector } => Some(sector),
+            _ => self.private_map().map(|map| map.sector),
+        }
+    }
+
+    /// Sectors that the bitmap, or the private map, may have at most: up to the next area.
     pub fn bitmap_room_sectors(&self) -> u64 {
         let Policy::Bitmap { sector } = self.policy() else {
-            return 0;
+            return self.private_map().map_or(0, |map| map.sectors);
         };
         let next = [
             Some(self.data_offset_sectors),

@@ -73,10 +73,11 @@ fn the_rest_is_remembered() {
         let mut progress = |_, of| steps.push(of);
         let options = AssembleOptions::default();
         prepare(&mut assembly, &options, &mut progress, &mut sleepy()).expect("prepared");
-        // The bitmap's chunk is all of it.
+        // The bitmap's chunk is all of it, and the map's have 128 sectors.
         let all = match consistency {
             Consistency::Bitmap => sectors,
-            _ => sectors - 800,
+            Consistency::Resync => sectors - 768,
+            Consistency::Ppl => sectors - 800,
         };
         assert_eq!(steps.first(), Some(&all), "{consistency:?}");
         assert!(wrong_stripes(&assembly).is_empty());

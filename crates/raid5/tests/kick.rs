@@ -50,6 +50,8 @@ impl TestArray {
         let mut how = CreateOptions::new("test:0");
         how.chunk_sectors = CHUNK as u32;
         how.consistency = consistency;
+        // Its writes are none of those that are scripted.
+        how.private_map = false;
         how.assume_clean = true;
         let named = |(n, d): (usize, &Arc<dyn BlockDevice>)| (n.to_string(), Arc::clone(d));
         let all: Vec<_> = devices

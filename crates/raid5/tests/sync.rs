@@ -287,22 +287,54 @@ fn a_device_that_fails_while_it_is_rebuilt_is_left_out() {
     assert!(assembly.incoming.is_none(), "superblocks leave it out");
 }
 
+/// Fills disks, so that parity is wrong.
+fn spoil(disks: &[Named]) {
+    for (n, (_, disk)) in disks.iter().enumerate() {
+        for sector in (0..disk.capacity_sectors()).step_by(8) {
+            let byte = (n as u64 * 7 + sector / 8) as u8;
+            run(disk, || {}, Op::Write, sector, byte);
+        }
+    }
+}
+
+/// A device that takes the place of another has its data, and parity that is as wrong as it was.
+#[test]
+fn a_resync_goes_on_after_a_replacement() {
+    for consistency in [Consistency::Ppl, Consistency::Resync, Consistency::Bitmap] {
+        let mut disks = disks(4);
+        spoil(&disks);
+        let mut how = how(consistency, false);
+        how.bitmap_chunk_bytes = (consistency == Consistency::Bitmap).then_some(64 << 10);
+        let mut served = Served::start(later(&disks, Some(&how)));
+        disks.push(disk("4"));
+        let (name, device) = disks.last().unwrap();
+        let added = served.array.add(name, device, false, &mut sleepy());
+        added.unwrap();
+        served.array.replace(1).unwrap();
+        served.until(|array| array.rebuilding() == Some(1));
+        served.close();
+        // The device comes first.
+        let mut served = Served::start(later(&disks, None));
+        assert!(served.array.in_sync_sectors().is_some());
+        served.until(|array| array.rebuilding().is_none());
+        assert!(served.array.in_sync_sectors().is_some(), "too fast");
+        served.close();
+        disks.remove(1);
+        let mut served = Served::start(later(&disks, None));
+        assert!(served.array.in_sync_sectors().is_some(), "{consistency:?}");
+        served.until(|array| array.in_sync_sectors().is_none());
+        assert_eq!(served.array.failed(), None);
+        served.fill();
+        served.close();
+        is_right(&disks, 0);
+    }
+}
+
 #[test]
 fn parity_is_made_right_while_it_serves() {
     for consistency in ALL {
         let disks = disks(4);
-        // Random contents, so that parity is wrong.
-        for (n, (_, disk)) in disks.iter().enumerate() {
-            for sector in (0..disk.capacity_sectors()).step_by(8) {
-                run(
-                    disk,
-                    || {},
-                    Op::Write,
-                    sector,
-                    (n as u64 * 7 + sector / 8) as u8,
-                );
-            }
-        }
+        spoil(&disks);
         let mut served = Served::start(later(&disks, Some(&how(consistency, false))));
         assert_eq!(served.array.in_sync_sectors(), Some(8));
         served.fill();

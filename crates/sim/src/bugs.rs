@@ -102,6 +102,8 @@ impl Bug {
             Plant::LateReadLands,
             Plant::LateWriteIsCurrent,
             Plant::MissedNotMarked,
+            Plant::MapForgotten,
+            Plant::SweepNotAwaited,
         ];
         matches!(self, Bug::Logic(plant) if of_stalls.contains(&plant))
     }
@@ -127,6 +129,8 @@ const ARRAY: &[Plant] = &[
     Plant::LateReadLands,
     Plant::LateWriteIsCurrent,
     Plant::MissedNotMarked,
+    Plant::MapForgotten,
+    Plant::SweepNotAwaited,
     Plant::KickNotFlushed,
 ];
 

@@ -51,11 +51,13 @@ fn examined() -> Result<(), Stop> {
             let mut theirs = tool("mdadm", ["--examine".as_ref(), member.as_os_str()]);
             theirs.env("TZ", "UTC");
             let theirs = run(theirs, LIMIT)?.success()?.stdout;
-            let ours = raid(&["examine"], std::slice::from_ref(member))?;
-            // One line more: the volume, which mdadm doesn't know.
-            let ours: Vec<&str> = ours
+            let told = raid(&["examine"], std::slice::from_ref(member))?;
+            // Two lines more: the volume and the private map, which mdadm doesn't know.
+            let (volume, map) = (" Found By : ", " Private Map : ");
+            check(told.contains(map) == (policy != "bitmap"), || told.clone())?;
+            let ours: Vec<&str> = told
                 .lines()
-                .filter(|l| !l.contains(" Found By : "))
+                .filter(|l| !l.contains(volume) && !l.contains(map))
                 .collect();
             let ours = ours.join("\n");
             check(words(&ours) == words(&theirs), || {

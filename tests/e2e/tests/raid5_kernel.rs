@@ -96,7 +96,11 @@ fn layouts() -> Result<(), Stop> {
             let make = ["create", "--raid-devices", &count, "--chunk", case.chunk];
             let how = ["--layout", layout, "--consistency-policy", case.policy];
             raid(&[make.as_slice(), &how].concat(), &members)?;
-            let bytes = detail(&members)?["array_bytes"].as_u64().unwrap_or(0);
+            let is = detail(&members)?;
+            check(is["private_map"] == (case.policy != "bitmap"), || {
+                format!("{name}: {is}")
+            })?;
+            let bytes = is["array_bytes"].as_u64().unwrap_or(0);
             pattern::write(&image, bytes, rng.u64(..))?;
             let mut served = Served::start(&spec(&members, None))?;
             served.write(&image)?;
@@ -192,6 +196,8 @@ fn taken_over(case: &Case, members: &[PathBuf], image: &Path, expected: &str) ->
             && is["degraded"] == false
             && is["layout"] == case.layout
             && is["consistency_policy"] == case.policy
+            // md's writes aren't in it.
+            && is["private_map"] == false
             && is["raid_devices"] == case.members,
         || format!("{name}: {is}"),
     )?;

@@ -75,6 +75,9 @@ pub struct CreateArgs {
     /// Bytes of a member for each bit of the write-intent bitmap, such as 1M; a plain number is KiB [default: 64M or more]
     #[arg(long, value_name = "SIZE")]
     pub bitmap_chunk: Option<String>,
+    /// Without a bitmap: keep no private map on the members. A member that is away when the server ends is then rebuilt whole
+    #[arg(long)]
+    pub no_map: bool,
     /// Size to use of each member, such as 10G; a plain number is KiB [default: as much as the smallest has]
     #[arg(long, value_name = "SIZE")]
     pub size: Option<String>,
@@ -187,6 +190,15 @@ pub struct MembersArgs {
     pub members: Vec<String>,
     #[command(flatten)]
     pub offline: Offline,
+}
+
+#[derive(Args, Debug)]
+pub struct MapArgs {
+    /// `on` begins a private map, `off` ends it
+    #[arg(value_name = "on|off", value_parser = ["on", "off"])]
+    pub state: String,
+    #[command(flatten)]
+    pub members: MembersArgs,
 }
 
 #[derive(Args, Debug)]

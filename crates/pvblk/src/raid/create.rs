@@ -46,6 +46,7 @@ pub fn run(args: &CreateArgs) -> Result<()> {
             Some(size) => Some(kib("--bitmap-chunk", size)?),
             None => None,
         },
+        private_map: !args.no_map,
         assume_clean: args.assume_clean,
         force: args.force,
         ..CreateOptions::new(&args.name)

@@ -165,8 +165,11 @@ fn as_text(detail: &Detail) -> String {
         ("Chunk Size", text::chunk(detail.chunk_bytes / 512)),
         blank(),
         ("Consistency Policy", detail.consistency_policy.clone()),
-        blank(),
     ];
+    if detail.private_map {
+        lines.push(("Private Map", "before the data".into()));
+    }
+    lines.push(blank());
     if let Some(serving) = &detail.serving {
         sync_lines(serving, &mut lines);
         let cached = (serving.stripes, serving.active_stripes);

@@ -168,6 +168,11 @@ fn describe(sb: &Superblock, device_sectors: u64) -> String {
             ),
         )),
     }
+    if let (true, Some(map)) = (sb.keeps_map(), sb.private_map()) {
+        let offset = map.sector.wrapping_sub(8);
+        let text = format!("{} sectors at offset {offset} sectors", map.sectors);
+        lines.push(("Private Map", format!("{text} from superblock")));
+    }
     lines.push(("Update Time", text::time(sb.utime)));
     if let Some(log) = sb.bad_block_log() {
         let bad = match sb.has(Feature::BAD_BLOCKS) {

@@ -19,8 +19,8 @@ pub use progress::{pace, percent};
 
 use anyhow::Result;
 use args::{
-    AddArgs, CheckArgs, CreateArgs, DetailArgs, ExamineArgs, MemberArgs, MembersArgs, ReAddArgs,
-    ReplaceArgs, ScanArgs, Served, SpeedArgs, StripesArgs, WritePathArgs,
+    AddArgs, CheckArgs, CreateArgs, DetailArgs, ExamineArgs, MapArgs, MemberArgs, MembersArgs,
+    ReAddArgs, ReplaceArgs, ScanArgs, Served, SpeedArgs, StripesArgs, WritePathArgs,
 };
 use clap::Subcommand;
 use pvblk_block::{BlockDevice, Error};
@@ -93,6 +93,8 @@ pub enum RaidCommand {
     Assemble(MembersArgs),
     /// Rebuild a missing member onto a spare, without serving the array
     Rebuild(MembersArgs),
+    /// Keep a map of the chunks that a member which is away misses, or don't, without serving the array
+    Map(MapArgs),
 }
 
 pub fn run(command: &RaidCommand) -> Result<()> {
@@ -117,6 +119,7 @@ pub fn run(command: &RaidCommand) -> Result<()> {
         RaidCommand::WritePath(args) => manage::write_path(args),
         RaidCommand::Assemble(args) => offline::assemble(args),
         RaidCommand::Rebuild(args) => offline::rebuild(args),
+        RaidCommand::Map(args) => offline::map(args),
     }
 }
 

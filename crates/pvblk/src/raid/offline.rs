@@ -1,6 +1,6 @@
 //! Arrays that no server has: opened, worked on in the foreground, and closed in order.
 
-use super::args::{MembersArgs, Offline};
+use super::args::{MapArgs, MembersArgs, Offline};
 use super::ask::{Array, follow};
 use super::detail::detail_of;
 use super::open_all;
@@ -41,6 +41,23 @@ pub fn assemble(args: &MembersArgs) -> Result<()> {
     let message = format!("array {array}: clean, {there} of {of} members");
     let report = Report::new("assemble", &array, message);
     report.with(detail_of(&assembly)).print(args.offline.json)
+}
+
+/// Begins or ends the private map.
+pub fn map(args: &MapArgs) -> Result<()> {
+    let MembersArgs { members, offline } = &args.members;
+    let keep = args.state == "on";
+    let mut assembly = ready(found(members, offline)?, offline)?;
+    let changed = raid5::set_private_map(&mut assembly, keep, &mut sleepy())?;
+    let array = uuid(&assembly);
+    let text = match (keep, changed) {
+        (true, true) => "a private map is kept from now on",
+        (true, false) => "a private map was kept before",
+        (false, true) => "no private map is kept any more",
+        (false, false) => "no private map was kept before",
+    };
+    let report = Report::new("map", &array, format!("array {array}: {text}"));
+    report.with(detail_of(&assembly)).print(offline.json)
 }
 
 pub fn rebuild(args: &MembersArgs) -> Result<()> {

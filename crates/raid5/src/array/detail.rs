@@ -31,6 +31,9 @@ pub struct Detail {
     pub member_bytes: u64,
     /// `ppl`, `bitmap` or `resync`.
     pub consistency_policy: String,
+    /// Without a bitmap: the members have a private map of what one that was away has missed.
+    #[serde(default)]
+    pub private_map: bool,
     /// It was stopped in order, or nothing was written since its start.
     pub clean: bool,
     /// A place has no member that is whole.
@@ -305,6 +308,7 @@ impl Detail {
             array_bytes: geometry.capacity_sectors() * 512,
             member_bytes: geometry.member_sectors() * 512,
             consistency_policy: policy.into(),
+            private_map: sb.keeps_map(),
             clean: true,
             degraded: false,
             in_sync_bytes: 0,

@@ -8,7 +8,9 @@ use crate::repair::{
     write_superblocks_on,
 };
 use crate::words::Chunks;
-use crate::{Assembly, BitmapHeader, Feature, Incoming, Member, STRIPE_SECTORS, Superblock};
+use crate::{
+    Assembly, BitmapHeader, Feature, Incoming, Member, PAGE_BYTES, STRIPE_SECTORS, Superblock,
+};
 use pvblk_block::Error;
 use std::ops::Range;
 
@@ -19,7 +21,7 @@ pub(super) struct Written {
     pub dirty: bool,
     /// They may call a device a member that isn't one any more.
     pub lag: bool,
-    /// The header of the write-intent bitmap, if there is one.
+    /// The header of the write-intent bitmap, or of the private map, if there is one.
     pub bitmap: Option<BitmapHeader>,
 }
 
@@ -52,8 +54,8 @@ impl OnDisk {
         })
     }
 
-    /// A device arrives at a slot: an errand will say so. `by_bitmap`: it was the member, and holds all but what the bitmap marks, or its like in
-    /// memory. An error gives the device back: it can't be opened, or its log can't be made empty.
+    /// A device arrives at a slot: an errand will say so. `by_bitmap`: it was the member, and holds all but what the bitmap, or its like,
+    /// marks. An error gives the device back: it can't be opened, or its log can't be made empty.
     pub fn arrive(
         &mut self,
         slot: usize,
@@ -65,6 +67,11 @@ impl OnDisk {
             // A spare's is empty. Entries from before would make parity wrong that is written from now on.
             if by_bitmap {
                 empty_log(&member, &mut disk, idle)?;
+                // A map that the array has no more would be there again after a restart.
+                let map = member.superblock.private_map();
+                if let (None, Some(map)) = (&self.assembly.bitmap, map) {
+                    disk.blocking().write(map.sector, &[0; PAGE_BYTES], idle)?;
+                }
             }
             Ok(disk)
         });
@@ -73,10 +80,14 @@ impl OnDisk {
             Err(error) => return Err(Box::new((member, error))),
         };
         let feature = Feature::RECOVERY_BITMAP.0;
-        member.superblock.feature_map &= !feature;
-        // Without a bitmap on disk, a restart goes on from the position, and rebuilds the rest whole.
-        if by_bitmap && self.assembly.bitmap.is_some() {
-            member.superblock.feature_map |= feature;
+        let superblock = &mut member.superblock;
+        superblock.feature_map &= !feature;
+        // With bits in memory only, a restart goes on from the position, and rebuilds the rest whole.
+        if let Some(bitmap) = &mut self.assembly.bitmap {
+            bitmap.set_guided(by_bitmap.then_some(superblock.device_uuid));
+            if by_bitmap && !bitmap.header().is_private() {
+                superblock.feature_map |= feature;
+            }
         }
         self.arriving = Some((slot, member, disk));
         Ok(())
@@ -243,6 +254,16 @@ impl OnDisk {
         }
     }
 
+    /// Chunks whose parity isn't known to be right stay marked.
+    fn need_unsynced(&mut self) {
+        let Assembly {
+            bitmap, unsynced, ..
+        } = &mut self.assembly;
+        if let Some(bitmap) = bitmap {
+            unsynced.iter().for_each(|range| bitmap.need(range.clone()));
+        }
+    }
+
     /// The superblocks as they are on disk.
     pub fn written(&self) -> Written {
         Written {
@@ -284,9 +305,10 @@ impl OnDisk {
                     let mut member = incoming.member;
                     member.superblock.recovery_offset_sectors = 0;
                     assembly.members[place] = Some(member);
-                    // The writes that the one before it missed are on this one.
+                    // The writes that the one before it missed are on this one. Parity that wasn't made yet still isn't.
                     let end = assembly.geometry.member_sectors();
                     self.forget_marks(0..end);
+                    self.need_unsynced();
                 }
             }
             Errand::Recovered { slot, stripes } => {

@@ -2,7 +2,7 @@
 
 use super::MemberDevice;
 use super::shared::Shared;
-use crate::{Member, Policy, Role, SUPER_BYTES, SUPER_SECTOR, Superblock, sleepy};
+use crate::{Member, Role, SUPER_BYTES, SUPER_SECTOR, Superblock, sleepy};
 use pvblk_block::planted::{Plant, has};
 use pvblk_block::stacked::LowerQueue;
 use pvblk_block::{
@@ -19,7 +19,7 @@ const MOST_DOUBLINGS: u32 = 9;
 /// The way in which a device that was a member becomes it again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReAdded {
-    /// Only chunks that it missed are written: those that the write-intent bitmap marks, or its like in the server's memory.
+    /// Only chunks that it missed are written: those that the write-intent bitmap marks, or the private map, or its like in the server's memory.
     ByBitmap,
     /// It is rebuilt whole, for this reason.
     Whole(String),
@@ -352,7 +352,7 @@ impl Shared {
         }
     }
 
-    /// The reason why a device that was the member of a place can't be brought up to date by the bitmap, or its like in memory; `None` if it
+    /// The reason why a device that was the member of a place can't be brought up to date by the bitmap, or its like; `None` if it
     /// can. `superblock`: the device's own, as it was read.
     pub(super) fn why_whole(&self, place: usize, superblock: &Superblock) -> Option<String> {
         let Some(bitmap) = self.bitmap_header() else {
@@ -363,21 +363,21 @@ impl Shared {
                     Some("its superblock was changed since it was left out".into())
                 }
                 _ => Some(
-                    "the array has no write-intent bitmap, and its server doesn't know what this device missed".into(),
+                    "the array has no write-intent bitmap and no private map, and its server doesn't know what this device missed".into(),
                 ),
             };
         };
-        if !matches!(superblock.policy(), Policy::Bitmap { .. }) {
-            return Some("the device has no write-intent bitmap".into());
+        if !superblock.has_policy_of(&self.written.lock().superblock) {
+            return Some("it has another consistency policy than the array has now".into());
         }
-        if superblock.role() != Role::Active(place as u16)
-            || !is_whole(superblock) && !superblock.is_recovered_by_bitmap()
-        {
+        let is_guided =
+            superblock.is_recovered_by_bitmap() || bitmap.guides(&superblock.device_uuid);
+        if superblock.role() != Role::Active(place as u16) || !is_whole(superblock) && !is_guided {
             return Some(format!("it was not the whole member of place {place}"));
         }
         if superblock.events < bitmap.events_cleared {
             return Some(format!(
-                "it is too old: its events are {}, and bits of the bitmap were cleared at {}",
+                "it is too old: its events are {}, and marks were cleared at {}",
                 superblock.events, bitmap.events_cleared
             ));
         }

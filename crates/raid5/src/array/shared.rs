@@ -127,7 +127,7 @@ impl Shared {
         homes.map(|at| at.and_then(home)).collect()
     }
 
-    /// The header of the write-intent bitmap, if there is one.
+    /// The header of the write-intent bitmap, or of the private map, if there is one.
     pub(super) fn bitmap_header(&self) -> Option<BitmapHeader> {
         self.written.lock().bitmap.clone()
     }

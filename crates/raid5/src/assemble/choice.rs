@@ -230,7 +230,7 @@ impl<'a> Choice<'a> {
         let sb = &member.superblock;
         match sb.check(member.device.capacity_sectors()) {
             Err(e) => return Ok(Some(e.to_string())),
-            Ok(geometry) if geometry != self.geometry || !same_policy(sb, self.newest) => {
+            Ok(geometry) if geometry != self.geometry || !sb.has_policy_of(self.newest) => {
                 return Ok(Some("it disagrees about the array's shape".into()));
             }
             Ok(_) => {}
@@ -247,7 +247,7 @@ impl<'a> Choice<'a> {
     pub fn check_members(&self, newest_name: &str, idle: &mut Idle<'_>) -> Result<(), Error> {
         for member in self.members.iter().flatten() {
             let sb = &member.superblock;
-            if check(member)? != self.geometry || !same_policy(sb, self.newest) {
+            if check(member)? != self.geometry || !sb.has_policy_of(self.newest) {
                 return Err(Error::config(format!(
                     "{} and {newest_name} disagree about the array's shape; if mdadm changes it, let that finish",
                     member.name
@@ -259,10 +259,6 @@ impl<'a> Choice<'a> {
         }
         Ok(())
     }
-}
-
-fn same_policy(a: &Superblock, b: &Superblock) -> bool {
-    std::mem::discriminant(&a.policy()) == std::mem::discriminant(&b.policy())
 }
 
 /// The reason why a member can't be used because of its bad block log.

@@ -3,6 +3,7 @@
 use super::super::geometry::Geometry;
 use super::PAGE_BYTES;
 use pvblk_block::{Error, ErrorKind};
+use std::ops::Range;
 use thiserror::Error as ThisError;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -16,6 +17,20 @@ const MAGIC: u32 = 0x6d74_6962;
 const VERSION: u32 = 4;
 /// Bit 1 of `state`, by the kernel's and mdadm's numbering alike: the bitmap missed writes.
 const STATE_STALE: u32 = 2;
+
+/// Begins the reserved bytes of a private map, which is laid out as md's bitmap is.
+const PRIVATE: [u8; PRIVATE_BYTES] = *b"pvblk map 1\0\0\0\0\0";
+const PRIVATE_BYTES: usize = 16;
+/// The id of the device that comes back by a private map, in its reserved bytes.
+const GUIDED: Range<usize> = PRIVATE_BYTES..PRIVATE_BYTES + 16;
+/// A private map has one page, and so this many bits at most.
+const PRIVATE_BITS: u64 = (PAGE_BYTES - BITMAP_HEADER_BYTES) as u64 * 8;
+/// A chunk of a private map has two to the power of this sectors at least (64 KiB), and as many as this (64 MiB) before it has more for no other
+/// reason than that the bits wouldn't fit.
+const LEAST_SHIFT: u32 = 7;
+const LARGE_SHIFT: u32 = 17;
+/// Chunks that a private map has if they needn't be larger than 64 MiB: more bits are more writes of the page.
+const PRIVATE_CHUNKS: u64 = 4096;
 
 /// `bitmap_super_t` as it lies on disk.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -108,7 +123,7 @@ pub struct BitmapHeader {
     pub nodes: u32,
     /// For clusters; carried along.
     pub cluster_name: [u8; 64],
-    /// Carried along unchanged.
+    /// Carried along unchanged, and zero in md's. A private map has a tag and an id there.
     pub reserved: [u8; 120],
 }
 
@@ -128,6 +143,46 @@ impl BitmapHeader {
             nodes: 0,
             cluster_name: [0; 64],
             reserved: [0; 120],
+        }
+    }
+
+    /// That of a private map, for members of so many sectors; `None`: they are too large (60 TiB).
+    pub fn private(uuid: [u8; 16], sync_size_sectors: u64) -> Option<BitmapHeader> {
+        let chunks = |shift: u32| sync_size_sectors.div_ceil(1 << shift);
+        let mut shift = LEAST_SHIFT;
+        while shift < LARGE_SHIFT && chunks(shift) > PRIVATE_CHUNKS {
+            shift += 1;
+        }
+        while chunks(shift) > PRIVATE_BITS {
+            shift += 1;
+        }
+        let chunk_bytes = 512u32.checked_shl(shift).filter(|bytes| *bytes > 0)?;
+        let mut reserved = [0; 120];
+        reserved[..PRIVATE.len()].copy_from_slice(&PRIVATE);
+        Some(BitmapHeader {
+            sync_size_sectors,
+            chunk_bytes,
+            daemon_sleep_s: 5,
+            reserved,
+            ..BitmapHeader::new(uuid)
+        })
+    }
+
+    /// True if it is a private map's, else md's.
+    pub fn is_private(&self) -> bool {
+        self.reserved.starts_with(&PRIVATE)
+    }
+
+    /// In a private map: the device with this id becomes a member, and lacks only what the map marks. As
+    /// [`Feature::RECOVERY_BITMAP`](crate::Feature::RECOVERY_BITMAP), which md knows with its own bitmap only.
+    pub fn guides(&self, device_uuid: &[u8; 16]) -> bool {
+        self.is_private() && self.reserved[GUIDED] == *device_uuid && *device_uuid != [0; 16]
+    }
+
+    /// Sets the device that [`BitmapHeader::guides`] is true for, if it is a private map's.
+    pub(super) fn set_guided(&mut self, device_uuid: Option<[u8; 16]>) {
+        if self.is_private() {
+            self.reserved[GUIDED].copy_from_slice(&device_uuid.unwrap_or_default());
         }
     }
 
@@ -228,7 +283,7 @@ impl BitmapHeader {
     }
 
     /// True if its bits hold for superblocks of this event counter: it has the same, or is one ahead, since
-    /// it is written first.
+    /// it is written first. A private map's hold only if the superblock [keeps one](super::super::Superblock::keeps_map) too.
     pub fn is_current(&self, superblock_events: u64) -> bool {
         let ahead = self.events.checked_sub(superblock_events);
         self.state & STATE_STALE == 0 && ahead.is_some_and(|n| n <= 1)

@@ -33,7 +33,7 @@ pub(super) struct Setup {
     pub(super) dirty: bool,
     /// Those of the write-intent bitmap.
     pub(super) chunks: Option<Chunks>,
-    /// There is none: bits are in memory only, so that a member which comes back needn't be rebuilt whole.
+    /// There is none, and no private map: bits are in memory only, so that a member which comes back needn't be rebuilt whole.
     pub(super) in_memory: bool,
     /// Devices may be given up with I/O in flight.
     pub(super) limited: bool,
@@ -60,9 +60,9 @@ const WORDS: usize = 4;
 
 /// The chunks in which members may differ at the start.
 pub enum Marks<'a> {
-    /// Those that the write-intent bitmap marks.
+    /// Those that the write-intent bitmap, or the private map, marks.
     Bitmap(&'a WriteIntent),
-    /// There is no bitmap. `settled`: all that was written is on stable storage, with its parity.
+    /// There is neither. `settled`: all that was written is on stable storage, with its parity.
     InMemory { settled: bool },
 }
 
@@ -73,6 +73,14 @@ const MOST_CHUNKS: u64 = 1 << 15;
 impl Marks<'_> {
     fn are_on_disk(&self) -> bool {
         matches!(self, Marks::Bitmap(_))
+    }
+
+    /// True if the device with this superblock lacks only what they mark.
+    fn guide(&self, superblock: &Superblock) -> bool {
+        let Marks::Bitmap(bitmap) = self else {
+            return false;
+        };
+        superblock.is_recovered_by_bitmap() || bitmap.header().guides(&superblock.device_uuid)
     }
 
     fn chunks(&self, geometry: &Geometry) -> Chunks {
@@ -133,7 +141,7 @@ impl Setup {
                 roles.collect(),
                 arriving.map(|arriving| {
                     let (superblock, _) = arriving.member;
-                    let by_bitmap = superblock.is_recovered_by_bitmap() && marks.are_on_disk();
+                    let by_bitmap = marks.guide(superblock);
                     Incoming::new(arriving.slot, arriving.role, arriving.held, by_bitmap)
                 }),
             ),

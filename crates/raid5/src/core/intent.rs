@@ -9,10 +9,9 @@ use super::queue::QueueCore;
 use super::record::Stripe;
 use crate::STRIPE_SECTORS;
 use crate::head_pages::bits;
-use crate::words::{Chunks, InFlight, Marked, Open, Parked, Seen, Token};
+use crate::words::{Chunks, Marked, Open, Owned, Parked, Seen, Token};
 use pvblk_block::Op;
 use pvblk_block::planted::{Plant, has};
-use pvblk_block::stacked::{Native, Primitives};
 use std::ops::Range;
 
 /// Batches of a queue that wait for bits, and its sweep.
@@ -38,8 +37,8 @@ struct Sweep {
     marked: Marked,
     /// The epoch in which chunks were marked.
     epoch: u32,
-    /// Words in flight then.
-    stripes: InFlight,
+    /// Batches that weren't done then, those that wait for their log included.
+    stripes: Owned,
     /// The flushes that haven't ended; `None`: they haven't begun.
     flushes: Option<usize>,
 }
@@ -98,18 +97,6 @@ impl QueueCore {
     fn mark(&mut self, stripe: u64) {
         self.common.bits_are_set([stripe]);
         self.marked = true;
-    }
-
-    /// A batch goes on after it waited for its log, in which sweeps don't wait for it: its bit may be gone.
-    pub(super) fn mark_again(&mut self, stripe: u64) {
-        if !self.common.in_memory {
-            return;
-        }
-        // Pairs with that of a sweep: either its scan sees the word in flight, or this sees that the chunk is being cleared.
-        Native::full_barrier();
-        if !self.common.may_write(stripe) {
-            self.mark(stripe);
-        }
     }
 
     /// An open batch may write its stripe: returns it. `None`: it goes on later, since superblocks don't say dirty, or a bit isn't set.
@@ -182,24 +169,27 @@ impl QueueCore {
             return;
         }
         self.intents.sweep = Some(Sweep {
-            stripes: self.common.words.in_flight(&marked),
+            stripes: self.common.words.owned(&marked),
             marked,
             epoch,
             flushes: None,
         });
     }
 
-    /// Goes on with the sweep, if there is one: when the words in flight at its begin have ended, members are flushed.
+    /// Goes on with the sweep, if there is one: when the batches that there were at its begin are done, members are flushed.
     pub fn go_on_sweeping(&mut self) {
         let Some(sweep) = &mut self.intents.sweep else {
             return;
         };
-        if sweep.flushes.is_some() || self.common.words.is_in_flight(&mut sweep.stripes) {
+        if sweep.flushes.is_some() {
             return;
         }
-        let epoch = sweep.epoch;
+        let (epoch, waits) = (sweep.epoch, self.common.words.is_owned(&mut sweep.stripes));
         if !self.is_as_in(epoch) {
             self.intents.sweep = None;
+            return;
+        }
+        if waits && !has(Plant::SweepNotAwaited) {
             return;
         }
         let slots = self.common.volatile(&self.now);

@@ -176,7 +176,6 @@ impl QueueCore {
                 self.log_places.put(place);
                 self.put_block(entry);
                 let token = self.common.words.resume(token);
-                self.mark_again(token.record().known.stripe);
                 self.write_blocks(token, Some(part));
             }
             Answer::Again {

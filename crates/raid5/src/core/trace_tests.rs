@@ -97,8 +97,8 @@ fn random_bound(rng: &mut Rng) -> Bound {
     }
 }
 
-/// False if a stripe has writes to this member's block and to others. The model takes the former first, and the core the
-/// write that arrived first.
+/// False if a stripe has writes to this member's block and to others, or two writes to both. The model takes those to the former first, and the
+/// core the write that arrived first.
 fn may_die(bound: &Bound, geometry: &Geometry, member: usize) -> bool {
     (0..STRIPES).all(|stripe| {
         let Some(index) = geometry.data_index(geometry.stripe_row(stripe), member) else {
@@ -106,8 +106,11 @@ fn may_die(bound: &Bound, geometry: &Geometry, member: usize) -> bool {
         };
         let writes = bound.writes.iter().flatten();
         let writes = writes.filter(|shape| u64::from(shape.stripe) == stripe);
-        let has: BTreeSet<bool> = writes.map(|shape| shape.blocks & 1 << index != 0).collect();
-        has.len() < 2
+        let blocks: Vec<u8> = writes.map(|shape| shape.blocks).collect();
+        let (its, others) = (1 << index, !(1u8 << index));
+        let to_both = blocks.iter().any(|b| b & its != 0 && b & others != 0);
+        let has: BTreeSet<bool> = blocks.iter().map(|b| b & its != 0).collect();
+        has.len() < 2 && !(to_both && blocks.len() > 1)
     })
 }
 

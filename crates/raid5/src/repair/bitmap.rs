@@ -1,4 +1,4 @@
-//! The write-intent bitmap on all members.
+//! The write-intent bitmap, or private map, on all members.
 
 use super::super::assemble::Assembly;
 use super::super::bitmap::{BitmapHeader, PAGE_BYTES, WriteIntent};
@@ -68,56 +68,68 @@ fn write_page(
 /// The writes of a part of the bitmap, from byte `from` on, to all devices that have one.
 fn writes<'a>(assembly: &Assembly, from: usize, bytes: &'a [u8]) -> Vec<(At, u64, &'a [u8])> {
     let all = At::all(assembly).into_iter();
-    all.filter_map(|at| match at.of(assembly)?.superblock.policy() {
-        Policy::Bitmap { sector } => Some((at, sector + from as u64 / 512, bytes)),
-        _ => None,
+    all.filter_map(|at| {
+        let sector = at.of(assembly)?.superblock.bitmap_sector()?;
+        Some((at, sector + from as u64 / 512, bytes))
     })
     .collect()
 }
 
-/// The header of a device's bitmap; `None` if there is none that belongs to the array.
+/// The header of a device's bitmap, or private map, and its first page; `None` if there is none that belongs to the array, or the map can't be read.
 pub(super) fn bitmap_header(
     assembly: &Assembly,
     at: At,
     disks: &mut Disks,
     idle: &mut Idle<'_>,
-) -> Result<Option<BitmapHeader>, Error> {
+) -> Result<Option<(BitmapHeader, Vec<u8>)>, Error> {
     let Some(member) = at.of(assembly) else {
         return Ok(None);
     };
-    let Policy::Bitmap { sector } = member.superblock.policy() else {
+    let Some(sector) = member.superblock.bitmap_sector() else {
         return Ok(None);
     };
+    let superblock = &member.superblock;
+    let is_private = !matches!(superblock.policy(), Policy::Bitmap { .. });
     let mut page = vec![0; PAGE_BYTES];
-    disks.at(at)?.read(sector, &mut page, idle)?;
-    let room = member.superblock.bitmap_room_sectors();
-    let header = BitmapHeader::parse(&page).ok().filter(|h| {
-        let uuid = &member.superblock.set_uuid;
-        h.check(uuid, &assembly.geometry, room).is_ok()
-    });
-    Ok(header)
+    let disk = disks.at(at)?;
+    match disk.read(sector, &mut page, idle) {
+        // An array can do without a private map.
+        Err(_) if is_private && !disk.is_ended() => return Ok(None),
+        read => read?,
+    }
+    let room = superblock.bitmap_room_sectors();
+    let belongs = |h: &BitmapHeader| {
+        let checked = h.check(&superblock.set_uuid, &assembly.geometry, room);
+        checked.is_ok() && h.is_private() == is_private
+    };
+    let header = BitmapHeader::parse(&page).ok().filter(belongs);
+    Ok(header.map(|header| (header, page)))
 }
 
-/// The first header that [`bitmap_header`] finds.
+/// The first header that [`bitmap_header`] finds; `None`: there is no private map. Errors name the device to blame, if one is. One is that there is
+/// no bitmap though it is the consistency policy.
 pub(in super::super) fn any_bitmap_header(
     assembly: &Assembly,
     disks: &mut Disks,
     idle: &mut Idle<'_>,
-) -> Result<BitmapHeader, (Option<At>, Error)> {
+) -> Result<Option<BitmapHeader>, (Option<At>, Error)> {
     for at in At::all(assembly) {
         let header = bitmap_header(assembly, at, disks, idle).map_err(|error| {
             let to_blame = disks.at(at).is_ok_and(|d| !d.is_ended());
             (to_blame.then_some(at), error)
         })?;
-        if let Some(header) = header {
-            return Ok(header);
+        if let Some((header, _)) = header {
+            return Ok(Some(header));
         }
     }
+    let Policy::Bitmap { .. } = assembly.policy() else {
+        return Ok(None);
+    };
     let text = "no member has the bitmap that the superblocks promise: have mdadm remove it (--grow --bitmap=none)";
     Err((None, Error::config(text)))
 }
 
-/// Writes all of the bitmap, with these events.
+/// Writes all of the bitmap, if there is one, with these events.
 pub(super) fn write_bitmap(
     assembly: &mut Assembly,
     disks: &mut Disks,
@@ -127,24 +139,33 @@ pub(super) fn write_bitmap(
 ) -> Result<(), Failure> {
     let whole = clean && assembly.failed().is_none();
     let mut kept = assembly.bitmap.take();
-    let mut untracked = match kept {
-        Some(_) => None,
-        None => {
+    let mut untracked = match (&kept, assembly.policy()) {
+        // A private map that isn't known is left as it is, and isn't current any more.
+        (None, Policy::Bitmap { .. }) => {
             let header = any_bitmap_header(assembly, disks, idle);
             let header = header.map_err(|(at, error)| Failure { at, error })?;
             let all = !whole || !assembly.unsynced.is_empty();
-            Some(WriteIntent::new(header, all))
+            header.map(|header| WriteIntent::new(header, all))
         }
+        _ => None,
     };
     let Some(bitmap) = kept.as_mut().or(untracked.as_mut()) else {
         return Ok(());
     };
     bitmap.renew(events);
-    if whole {
+    let mut written = Ok(());
+    // A cut may leave a part of a page: bits go when all members know when that was.
+    if whole && bitmap.begin_clearing(events, |_| true) {
+        let failed = disks.write_each(&writes(assembly, 0, bitmap.area()), idle);
+        written = first_failure(failed);
+    }
+    if whole && written.is_ok() {
         bitmap.clear_unneeded();
     }
-    let failed = disks.write_each(&writes(assembly, 0, bitmap.area()), idle);
-    let written = first_failure(failed);
+    if written.is_ok() {
+        let failed = disks.write_each(&writes(assembly, 0, bitmap.area()), idle);
+        written = first_failure(failed);
+    }
     if written.is_ok() {
         bitmap.all_written();
     }

@@ -137,9 +137,7 @@ fn write_all(
     if ends {
         each(&all, disks, |_, disk| disk.flush(idle))?;
     }
-    if let Policy::Bitmap { .. } = assembly.policy() {
-        write_bitmap(assembly, disks, ends, events, idle)?;
-    }
+    write_bitmap(assembly, disks, ends, events, idle)?;
     renew(assembly, &all, says != Says::Dirty, events, now_secs);
     first_failure(write_each(assembly, disks, all, idle))
 }
@@ -181,6 +179,7 @@ pub(super) fn first_failure(failed: Result<Vec<(At, Error)>, Error>) -> Result<(
 fn renew(assembly: &mut Assembly, all: &[At], clean: bool, events: u64, now_secs: u64) {
     let (roles, _) = roles(assembly);
     let offset = resync_offset(assembly, clean);
+    let map_kept = assembly.keeps_private_map();
     for &at in all {
         settle_features(assembly, at);
         let Some(member) = at.of_mut(assembly) else {
@@ -188,7 +187,7 @@ fn renew(assembly: &mut Assembly, all: &[At], clean: bool, events: u64, now_secs
         };
         let sb = &mut member.superblock;
         sb.events = events;
-        sb.utime = now_secs;
+        sb.set_updated(now_secs, map_kept);
         sb.resync_offset_sectors = offset;
         sb.set_roles(roles.clone());
     }

@@ -33,7 +33,7 @@ pub struct Chunks<P: Primitives = Native> {
     shift: u32,
 }
 
-/// Chunks that are being cleared. A batch that uses one of them and that doesn't know of it has its word since before a barrier that has passed.
+/// Chunks that are being cleared. A batch that uses one of them and that doesn't know of it has owned its word since before a barrier that has passed.
 #[derive(Debug)]
 #[must_use = "they stay as they are until `clear`"]
 pub struct Marked(Vec<usize>);
@@ -79,7 +79,7 @@ impl<P: Primitives> Chunks<P> {
     }
 
     /// True if the bits of these sectors stay on all members until the caller, whose word is in flight and has passed its look at the epoch,
-    /// leaves the word, and members are flushed after that. False: one of them isn't there.
+    /// leaves the word, though it may wait before, and members are flushed after that. False: one of them isn't there.
     pub fn may_write(&self, sectors: &Range<u64>) -> bool {
         let now = self.sweeps.0.load_relaxed();
         self.of(sectors).all(|chunk| self.use_chunk(chunk, now))
@@ -117,8 +117,8 @@ impl<P: Primitives> Chunks<P> {
         }
     }
 
-    /// A sweep begins: chunks that weren't used between two sweeps, and that may be cleared, are to be. They are clear when words in flight
-    /// have ended ([`super::Table::in_flight`]), members were flushed then, and [`Chunks::clear`] was called.
+    /// A sweep begins: chunks that weren't used between two sweeps, and that may be cleared, are to be. They are clear when the batches of all
+    /// owned words are done ([`super::Table::owned`]), members were flushed then, and [`Chunks::clear`] was called.
     pub fn sweep(&self, may_clear: impl Fn(usize) -> bool) -> Marked {
         let now = self.sweeps.0.load_relaxed() + 1;
         self.sweeps.0.store_relaxed(now);

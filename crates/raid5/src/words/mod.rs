@@ -47,6 +47,6 @@ pub use packed::{Owner, Packed, Phase};
 pub use pages::{PageMemory, StripePages};
 pub use places::{OwnPlaces, Places};
 pub use stock::{Errands, PageSet, Reserve, Stock};
-pub use table::{Arrival, InFlight, Looked, Record, Table};
+pub use table::{Arrival, InFlight, Looked, Owned, Record, Table};
 pub use token::{Claimed, Closed, Leaves, Open, Parked, Planned, Takes, Token, Waiting};
 pub use unit::{LogBatch, LogBlock, LogBlocks, LogEntry, LogFormat, Partial, Room};

@@ -57,6 +57,10 @@ pub enum Arrival<R, T> {
     Joined,
 }
 
+/// Batches that weren't done at a moment, with their words.
+#[derive(Debug)]
+pub struct Owned(Vec<(usize, u16)>);
+
 /// The owner's look at the epoch after a claim.
 #[derive(Debug)]
 pub enum Looked<R> {
@@ -334,6 +338,22 @@ impl<R: Record, T: Send, P: Primitives> Table<R, T, P> {
             word.is_in_flight() && word.batch() == batch
         });
         !left.words.is_empty()
+    }
+
+    /// Words that somebody owns, after a barrier.
+    pub fn owned(&self, _: &impl Passed) -> Owned {
+        let words = (0..self.count()).map(|at| (at, self.acquire(at)));
+        let words = words.filter(|(_, word)| word.owner().is_some());
+        Owned(words.map(|(at, word)| (at, word.batch())).collect())
+    }
+
+    /// Forgets words whose batches are done; true if there are others still. Unlike a word in flight, one that waits isn't done.
+    pub fn is_owned(&self, left: &mut Owned) -> bool {
+        left.0.retain(|&(at, batch)| {
+            let word = self.acquire(at);
+            word.owner().is_some() && word.batch() == batch
+        });
+        !left.0.is_empty()
     }
 
     /// Acquires the ends of the I/O of an owner that says that it has none.

@@ -13,15 +13,16 @@ enum BitStep {
     Try,
     /// The end of a batch that is open when the run begins.
     End,
+    /// The same, and it waits for its log before it writes.
+    EndAfterLog,
     Sweep,
 }
 
 fn run_marked<P: Primitives>(queues: &'static [&'static [BitStep]], fault: chunks::Fault) {
     let array = Marked::<P>::new(fault);
-    if let Some(queue) = queues
-        .iter()
-        .position(|steps| steps.contains(&BitStep::End))
-    {
+    let ends =
+        |steps: &&[BitStep]| steps.contains(&BitStep::End) || steps.contains(&BitStep::EndAfterLog);
+    if let Some(queue) = queues.iter().position(ends) {
         array.begin(queue);
     }
     let go = move |array: &Marked<P>, queue: usize| {
@@ -29,6 +30,7 @@ fn run_marked<P: Primitives>(queues: &'static [&'static [BitStep]], fault: chunk
             match step {
                 BitStep::Try => array.try_write(queue),
                 BitStep::End => array.finish(),
+                BitStep::EndAfterLog => array.finish_after_log(),
                 BitStep::Sweep => array.sweep(),
             }
         }
@@ -48,6 +50,8 @@ fn run_marked<P: Primitives>(queues: &'static [&'static [BitStep]], fault: chunk
 const MEET: &[&[BitStep]] = &[&[BitStep::Sweep, BitStep::Sweep], &[BitStep::Try]];
 const UNDER_WAY: &[&[BitStep]] = &[&[BitStep::Sweep, BitStep::Sweep], &[BitStep::End]];
 
+const WAITS: &[&[BitStep]] = &[&[BitStep::Sweep, BitStep::Sweep], &[BitStep::EndAfterLog]];
+
 fn marked(queues: &'static [&'static [BitStep]], fault: chunks::Fault) {
     explore(3, move || run_marked::<Sound>(queues, fault));
 }
@@ -60,6 +64,17 @@ fn a_batch_begins_while_its_bit_is_taken_away() {
 #[test]
 fn a_batch_ends_while_its_bit_is_taken_away() {
     marked(UNDER_WAY, chunks::Fault::None);
+}
+
+#[test]
+fn a_batch_waits_for_its_log_while_its_bit_is_taken_away() {
+    marked(WAITS, chunks::Fault::None);
+}
+
+#[test]
+#[should_panic(expected = "bit")]
+fn control_a_sweep_that_takes_a_waiting_batch_for_done_takes_its_bit() {
+    marked(WAITS, chunks::Fault::WaitingIsDone);
 }
 
 #[test]

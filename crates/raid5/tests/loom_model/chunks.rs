@@ -3,7 +3,7 @@
 use super::owner;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use pvblk_block::stacked::Primitives;
-use pvblk_raid5::words::{Arrival, Chunks, Epoch, Looked, Open, Place, Table, Token};
+use pvblk_raid5::words::{Arrival, Chunks, Closed, Epoch, Looked, Open, Place, Table, Token};
 // Not loom's: their counters panic again while a model that failed unwinds.
 use std::sync::{Arc, Mutex};
 
@@ -15,6 +15,8 @@ pub enum Fault {
     NotUsed,
     /// The sweep doesn't wait for words in flight.
     NoGrace,
+    /// The sweep doesn't wait for a batch that waits for its log.
+    WaitingIsDone,
     /// The sweep doesn't flush.
     NoFlush,
 }
@@ -91,19 +93,33 @@ impl<P: Primitives> Marked<P> {
         };
         match self.may_write() {
             true => self.write(open),
-            false => self.release(open),
+            false => self.release(self.stripes.close(open, &mut Vec::new())),
         }
     }
 
     fn write(&self, open: Token<Open, ()>) {
+        let closed = self.stripes.close(open, &mut Vec::new());
+        self.write_closed(closed);
+    }
+
+    /// Ends the batch that [`Marked::begin`] opened, after it has waited for its log.
+    pub fn finish_after_log(&self) {
+        let open = self.open.lock().expect("no panic").take();
+        let closed = self
+            .stripes
+            .close(open.expect("it was opened"), &mut Vec::new());
+        let (waiting, _) = self.stripes.wait(closed, &self.epoch);
+        self.write_closed(self.stripes.resume(waiting));
+    }
+
+    fn write_closed(&self, closed: Token<Closed, ()>) {
         self.cached.store(1, Ordering::Relaxed);
         let bit = self.bit.load(Ordering::Relaxed);
         assert_eq!(bit, 1, "a write without its bit");
-        self.release(open);
+        self.release(closed);
     }
 
-    fn release(&self, open: Token<Open, ()>) {
-        let closed = self.stripes.close(open, &mut Vec::new());
+    fn release(&self, closed: Token<Closed, ()>) {
         assert!(self.stripes.release(closed, &self.epoch).is_ok());
     }
 
@@ -113,9 +129,17 @@ impl<P: Primitives> Marked<P> {
         if marked.is_empty() {
             return;
         }
-        let mut stripes = self.stripes.in_flight(&marked);
-        let waits = self.fault != Fault::NoGrace;
-        while waits && self.stripes.is_in_flight(&mut stripes) {
+        let mut in_flight = self.stripes.in_flight(&marked);
+        let mut owned = self.stripes.owned(&marked);
+        loop {
+            let waits = match self.fault {
+                Fault::NoGrace => false,
+                Fault::WaitingIsDone => self.stripes.is_in_flight(&mut in_flight),
+                _ => self.stripes.is_owned(&mut owned),
+            };
+            if !waits {
+                break;
+            }
             loom::thread::yield_now();
         }
         if self.fault != Fault::NoFlush {

@@ -15,8 +15,8 @@ use crate::{drop_killed, pick};
 use fastrand::Rng;
 use pvblk_block::Reclaim;
 use pvblk_raid5::{
-    BackgroundWork, Consistency, Layout, NewArray, PplHeader, Raid5, SUPER_SECTOR, Superblock,
-    WriteIntent, ppl_signature,
+    BackgroundWork, BitmapHeader, Consistency, Layout, NewArray, PplHeader, Raid5, SUPER_SECTOR,
+    Superblock, WriteIntent, ppl_signature,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,7 +87,8 @@ impl Array {
         let mut rng = Rng::with_seed(seed);
         let profile = ArrayProfile::new(&mut rng)
             .with_zeroes(seed)
-            .with_stalls(seed, bug.is_some_and(Bug::is_of_stalls));
+            .with_stalls(seed, bug.is_some_and(Bug::is_of_stalls))
+            .with_map(seed);
         let shape = profile.shape;
         let all = [shape.members as u64, shape.chunk, shape.rows];
         log.add("an array of # members, chunks of # sectors, # rows", all);
@@ -148,7 +149,12 @@ impl Array {
             clean: !junk,
         };
         let created = created.build().map_err(|e| e.to_string())?;
-        let bitmap = created.bitmap().cloned().map(|mut header| {
+        let private = || BitmapHeader::private([7; 16], shape.member_sectors());
+        let header = match p.private_map {
+            true => private(),
+            false => created.bitmap().cloned(),
+        };
+        let bitmap = header.map(|mut header| {
             header.chunk_bytes = p.bitmap_chunk as u32 * 512;
             WriteIntent::new(header, junk)
         });
@@ -169,6 +175,7 @@ impl Array {
             superblock.data_size_sectors = sectors - data;
             superblock.bblog_size_sectors = 0;
             superblock.bblog_offset_sectors = 0;
+            superblock.set_updated(1, p.private_map);
             if policy == Policy::Ppl {
                 let ([a, b], [c, d]) = (8u16.to_le_bytes(), (log.1 as u16).to_le_bytes());
                 superblock.bitmap_or_ppl = [a, b, c, d];
@@ -178,6 +185,7 @@ impl Array {
                 mark: SUPER_SECTOR..SUPER_SECTOR + 8,
                 bitmap: match policy {
                     Policy::Bitmap => SUPER_SECTOR + 8..SUPER_SECTOR + 16,
+                    _ if p.private_map => data - 8..data,
                     _ => 0..0,
                 },
                 log: log.0.clone(),
@@ -190,7 +198,7 @@ impl Array {
                 zeroes: p.holes,
                 rotational: p.rotational,
                 given_up: p.limit.is_some(),
-                sabotage: of_member(self.bug, areas),
+                sabotage: of_member(self.bug, areas.clone()),
                 ..DiskSetup::default()
             });
             disk.put(SUPER_SECTOR, &superblock.encode());
@@ -199,7 +207,7 @@ impl Array {
                 disk.put(log.0.start, &header.encode());
             }
             if let Some(bitmap) = &bitmap {
-                disk.put(SUPER_SECTOR + 8, bitmap.page(0));
+                disk.put(areas.bitmap.start, bitmap.page(0));
             }
             if junk || member >= shape.members {
                 let mut bytes = vec![0; shape.member_sectors() as usize * 512];

@@ -52,8 +52,10 @@ pub struct ArrayProfile {
     pub losses: Losses,
     /// There is a spare device, onto which the array recovers.
     pub spare: bool,
-    /// Sectors for each bit of the bitmap.
+    /// Sectors for each bit of the bitmap, or of the private map.
     pub bitmap_chunk: u64,
+    /// An array without a bitmap has a private map.
+    pub private_map: bool,
     /// Parity is computed while the array serves.
     pub later: bool,
     /// Writes go through the stripe queue.
@@ -86,6 +88,16 @@ impl ArrayProfile {
                 ..self.load
             },
             holes: rng.u8(..4) > 0,
+            ..self
+        }
+    }
+
+    /// Gives the array a private map, drawn from a generator of its own.
+    #[must_use]
+    pub fn with_map(self, seed: u64) -> ArrayProfile {
+        let mut rng = Rng::with_seed(seed ^ 0x3a90);
+        ArrayProfile {
+            private_map: self.policy != Policy::Bitmap && rng.u8(..3) > 0,
             ..self
         }
     }
@@ -184,6 +196,7 @@ impl ArrayProfile {
             steps,
             spare,
             bitmap_chunk,
+            private_map: false,
             later,
             queued,
             losses: pick(rng, &losses),
