@@ -551,7 +551,8 @@ impl Actors for Array {
     fn pass_time(&mut self) -> bool {
         let stalled = self.stalled.is_some();
         self.end_stall();
-        self.keep() || stalled
+        // A look at a device that is away isn't work, and yet its read has to end.
+        self.keep() || stalled || self.disks.iter().any(|d| d.busy() > 0)
     }
 
     fn users(&self) -> &[User] {
