@@ -53,7 +53,7 @@ plants! {
     LateWriteIsCurrent "array-late-write-is-current"
     /// RAID-5: Without a bitmap, chunks that a missing member misses aren't marked.
     MissedNotMarked "array-missed-not-marked"
-    /// RAID-5: An array that starts takes no chunk for marked.
+    /// RAID-5: At its start an array ignores the marks of its map or bitmap.
     MapForgotten "array-map-forgotten"
     /// RAID-5: A chunk's mark is taken away while a batch of it is in flight.
     SweepNotAwaited "array-sweep-not-awaited"

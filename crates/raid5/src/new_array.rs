@@ -237,7 +237,7 @@ pub(super) fn write_member(
     }
     match (sb.bitmap_sector(), bitmap, sb.private_map()) {
         (Some(sector), Some(bitmap), _) => disk.write(sector, bitmap.area(), idle)?,
-        // One from before would be the array's after a restart.
+        // An old map on this device would be taken for the array's at the next start.
         (_, None, Some(map)) => disk.write(map.sector, &[0; PAGE_BYTES], idle)?,
         _ => {}
     }

@@ -1,31 +1,36 @@
 //! Begins and ends the private map of an array that isn't served.
 
 use super::assemble::Assembly;
-use super::bitmap::{BitmapHeader, PAGE_BYTES, WriteIntent};
+use super::bitmap::{BitmapHeader, WriteIntent};
 use super::blocking::{Blocking, Idle};
 use super::identity::now_secs;
-use super::repair::{At, Disks, write_superblocks};
+use super::repair::{At, erase_map, write_superblocks};
 use super::superblock::Policy;
 use pvblk_block::Error;
 
-/// The array keeps a private map from now on, or doesn't any more. It was made ready by [`super::prepare`]; its superblocks are written, and say
-/// clean. Returns false, and has written nothing, if it was so before.
+/// Begins or ends (`keep`) the private map of an array that [`super::prepare`] made ready, and writes its superblocks as clean. Returns false, and
+/// has written nothing, if the array had that state before.
 ///
-/// Fails with one line if the array has a write-intent bitmap, which serves the same purpose, or a member has no room for the map.
+/// Fails with one line if the array has a write-intent bitmap, which serves the same purpose, if a member has no room for the map or is larger than
+/// 60 TiB, or if a write fails.
 pub fn set_private_map(
     assembly: &mut Assembly,
     keep: bool,
     idle: &mut Idle<'_>,
 ) -> Result<bool, Error> {
-    if assembly.keeps_private_map() == keep {
-        return Ok(false);
-    }
-    match keep {
-        true => assembly.bitmap = Some(new_map(assembly)?),
-        false => {
-            assembly.bitmap = None;
-            erase(assembly, idle)?;
+    let kept = assembly.keeps_private_map();
+    if keep {
+        if kept {
+            return Ok(false);
         }
+        assembly.bitmap = Some(new_map(assembly)?);
+    } else {
+        // Those of spares, and what an earlier try has left, too.
+        erase(assembly, idle)?;
+        if !kept && !assembly.newest().keeps_map() {
+            return Ok(false);
+        }
+        assembly.bitmap.take_if(|_| kept);
     }
     write_superblocks(assembly, true, now_secs(), idle)?;
     Ok(true)
@@ -64,22 +69,11 @@ fn new_map(assembly: &Assembly) -> Result<WriteIntent, Error> {
 
 /// Overwrites the maps, spares' too, so that the next start finds none.
 fn erase(assembly: &Assembly, idle: &mut Idle<'_>) -> Result<(), Error> {
-    let mut disks = Disks::open(assembly)?;
-    let zeros = [0; PAGE_BYTES];
     let all = At::all(assembly).into_iter();
-    let writes: Vec<_> = all
-        .filter_map(|at| {
-            let map = at.of(assembly)?.superblock.private_map()?;
-            Some((at, map.sector, &zeros[..]))
-        })
-        .collect();
-    if let Some((_, error)) = disks.write_each(&writes, idle)?.into_iter().next() {
-        return Err(error);
-    }
-    for spare in &assembly.spares {
-        if let Some(map) = spare.superblock.private_map() {
-            Blocking::open(&spare.device)?.write(map.sector, &zeros, idle)?;
-        }
+    let all = all.filter_map(|at| at.of(assembly));
+    for member in all.chain(&assembly.spares) {
+        let mut disk = Blocking::open(&member.device)?;
+        erase_map(&member.superblock, &mut disk, idle)?;
     }
     Ok(())
 }

@@ -1,8 +1,11 @@
 use super::*;
-use crate::testing::{assembled, disks, get, options, prepared, random_array, superblock, without};
+use crate::bitmap::PAGE_BYTES;
+use crate::testing::{
+    Named, assembled, disks, get, options, prepared, random_array, superblock, without,
+};
 use crate::{Consistency, CreateOptions, add_spare, create, sleepy};
 
-fn has_map(disk: &crate::testing::Named) -> bool {
+fn has_map(disk: &Named) -> bool {
     let superblock = superblock(disk);
     let map = superblock.private_map().expect("room");
     let page = get(&disk.1, map.sector, PAGE_BYTES);
@@ -60,8 +63,14 @@ fn a_spare_has_a_map_as_long_as_the_array_has() {
     assembly.spares.clear();
     set_private_map(&mut assembly, false, &mut sleepy()).expect("erased");
     assert!(has_map(&spare), "nobody named it");
-    add(&mut assembly);
+    let spare_is_named = disks_and(&all, &spare);
+    let mut assembly = prepared(&spare_is_named, false).expect("prepared");
+    assert!(!set_private_map(&mut assembly, false, &mut sleepy()).expect("erased"));
     assert!(!has_map(&spare));
+}
+
+fn disks_and(disks: &[Named], other: &Named) -> Vec<Named> {
+    disks.iter().chain([other]).cloned().collect()
 }
 
 /// Nobody knows what the missing one lacks.

@@ -22,7 +22,7 @@ mod disks;
 mod log;
 mod superblocks;
 
-pub(super) use bitmap::{any_bitmap_header, write_pages};
+pub(super) use bitmap::{any_bitmap_header, erase_map, write_pages};
 pub(super) use disks::{At, Disk, Disks};
 pub(super) use log::empty_log;
 pub use superblocks::write_superblocks;

@@ -21,7 +21,8 @@ pub const SUPER_SECTOR: u64 = 8;
 /// `MaxSector`: no such offset. As `resync_offset` it means that all parity is right.
 pub const NO_OFFSET: u64 = u64::MAX;
 
-/// In `utime`: the microseconds of a superblock that goes with a private map. md knows of none, and writes seconds only.
+/// Bit 40 of `utime`: microsecond 1. md's format has 24 bits for microseconds there, and md and mdadm write zeros. It is set in superblocks that
+/// are written together with a private map.
 const MAP_KEPT: u64 = 1 << 40;
 /// Sectors of a private map: one page.
 const MAP_SECTORS: u64 = 8;

@@ -75,7 +75,7 @@ pub struct CreateArgs {
     /// Bytes of a member for each bit of the write-intent bitmap, such as 1M; a plain number is KiB [default: 64M or more]
     #[arg(long, value_name = "SIZE")]
     pub bitmap_chunk: Option<String>,
-    /// Without a bitmap: keep no private map on the members. A member that is away when the server ends is then rebuilt whole
+    /// Make no private map: a member that is away when the server ends has to be rebuilt whole then. Without effect with a bitmap
     #[arg(long)]
     pub no_map: bool,
     /// Size to use of each member, such as 10G; a plain number is KiB [default: as much as the smallest has]

@@ -93,7 +93,7 @@ pub enum RaidCommand {
     Assemble(MembersArgs),
     /// Rebuild a missing member onto a spare, without serving the array
     Rebuild(MembersArgs),
-    /// Keep a map of the chunks that a member which is away misses, or don't, without serving the array
+    /// Begin or end the private map of an array that isn't served
     Map(MapArgs),
 }
 

@@ -172,7 +172,6 @@ impl BackgroundWork {
             idle().inspect_err(|_| ended.set(true))
         };
         shared.tick(now);
-        self.set_bits(&mut idle);
         let wanted = std::mem::take(&mut *self.shared.chores.superblocks.lock());
         for Chore { by, errand } in wanted {
             if ended.get() {
@@ -185,6 +184,11 @@ impl BackgroundWork {
             };
             self.shared.post(&mut vec![(by, answer)]);
         }
+        if ended.get() {
+            return;
+        }
+        // Later: a page would be written to a member too that superblocks are about to leave out.
+        self.set_bits(&mut idle);
         if ended.get() {
             return;
         }

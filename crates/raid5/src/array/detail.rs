@@ -31,7 +31,7 @@ pub struct Detail {
     pub member_bytes: u64,
     /// `ppl`, `bitmap` or `resync`.
     pub consistency_policy: String,
-    /// Without a bitmap: the members have a private map of what one that was away has missed.
+    /// The newest superblock was written together with a private map. False after md has written it, though the map may still be there.
     #[serde(default)]
     pub private_map: bool,
     /// It was stopped in order, or nothing was written since its start.

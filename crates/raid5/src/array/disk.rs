@@ -4,13 +4,11 @@ use crate::blocking::Idle;
 use crate::core::{Change, Errand};
 use crate::identity::now_secs;
 use crate::repair::{
-    At, Disk, Disks, Says, empty_log, names_missing, write_pages, write_progress,
+    At, Disk, Disks, Says, empty_log, erase_map, names_missing, write_pages, write_progress,
     write_superblocks_on,
 };
 use crate::words::Chunks;
-use crate::{
-    Assembly, BitmapHeader, Feature, Incoming, Member, PAGE_BYTES, STRIPE_SECTORS, Superblock,
-};
+use crate::{Assembly, BitmapHeader, Feature, Incoming, Member, STRIPE_SECTORS, Superblock};
 use pvblk_block::Error;
 use std::ops::Range;
 
@@ -67,11 +65,9 @@ impl OnDisk {
             // A spare's is empty. Entries from before would make parity wrong that is written from now on.
             if by_bitmap {
                 empty_log(&member, &mut disk, idle)?;
-                // A map that the array has no more would be there again after a restart.
-                let map = member.superblock.private_map();
-                if let (None, Some(map)) = (&self.assembly.bitmap, map) {
-                    disk.blocking().write(map.sector, &[0; PAGE_BYTES], idle)?;
-                }
+            }
+            if self.assembly.bitmap.is_none() {
+                erase_map(&member.superblock, disk.blocking(), idle)?;
             }
             Ok(disk)
         });

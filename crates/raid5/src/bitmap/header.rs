@@ -25,9 +25,9 @@ const PRIVATE_BYTES: usize = 16;
 const GUIDED: Range<usize> = PRIVATE_BYTES..PRIVATE_BYTES + 16;
 /// A private map has one page, and so this many bits at most.
 const PRIVATE_BITS: u64 = (PAGE_BYTES - BITMAP_HEADER_BYTES) as u64 * 8;
-/// A chunk of a private map has two to the power of this sectors at least (64 KiB), and as many as this (64 MiB) before it has more for no other
-/// reason than that the bits wouldn't fit.
+/// Sectors of the smallest chunk of a private map, as a power of two: 64 KiB.
 const LEAST_SHIFT: u32 = 7;
+/// Chunks grow up to this (64 MiB) to keep their number within [`PRIVATE_CHUNKS`], and beyond it only to fit the page.
 const LARGE_SHIFT: u32 = 17;
 /// Chunks that a private map has if they needn't be larger than 64 MiB: more bits are more writes of the page.
 const PRIVATE_CHUNKS: u64 = 4096;
@@ -146,7 +146,8 @@ impl BitmapHeader {
         }
     }
 
-    /// That of a private map, for members of so many sectors; `None`: they are too large (60 TiB).
+    /// Makes the header of a private map for members with so many sectors of data. `None` if they have more than 60 TiB: chunks of 2 GiB, the
+    /// largest that `chunk_bytes` holds, would need more bits than a page has.
     pub fn private(uuid: [u8; 16], sync_size_sectors: u64) -> Option<BitmapHeader> {
         let chunks = |shift: u32| sync_size_sectors.div_ceil(1 << shift);
         let mut shift = LEAST_SHIFT;

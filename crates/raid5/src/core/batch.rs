@@ -335,6 +335,13 @@ impl QueueCore {
         self.leave(token);
     }
 
+    /// Notes this queue's parts of a batch that came through [`super::gather`].
+    pub(super) fn note_ways(&mut self, record: &Stripe) {
+        let its = |w: &&Waiting| w.part.stripe == record.known.stripe;
+        let its = record.waiting.iter().filter(its);
+        self.ways.extend(its.filter_map(|w| w.part.way_of(self.me)));
+    }
+
     /// All that the first parts need was read.
     fn close_batch(&mut self, token: Token<Open, Stripe>, parts: usize) {
         let mut token = self.close_word(token);
@@ -350,9 +357,6 @@ impl QueueCore {
         if record.kind() == Kind::Write {
             let blocks = self.common.geometry.data_members();
             self.tallies.note_batch(plan.blocks().1 == blocks);
-            let its = |w: &&Waiting| w.part.stripe == record.known.stripe;
-            let its = record.waiting.iter().filter(its);
-            self.ways.extend(its.filter_map(|w| w.part.way_of(self.me)));
         }
         let calculation = view.calculation(&record.known, &plan, &pieces, !self.common.limited);
         let pages = record.head_pages().expect("a batch has pages");
@@ -365,6 +369,9 @@ impl QueueCore {
             pieces: Vec::new(),
             calculation,
         });
+        if record.kind() == Kind::Write {
+            self.note_ways(record);
+        }
         self.gathered_read();
         let Ok(partial) = partial else {
             tracing::error!("raid5: there is no memory for a log");

@@ -62,7 +62,7 @@ const WORDS: usize = 4;
 pub enum Marks<'a> {
     /// Those that the write-intent bitmap, or the private map, marks.
     Bitmap(&'a WriteIntent),
-    /// There is neither. `settled`: all that was written is on stable storage, with its parity.
+    /// The array has no bitmap and no private map. `settled`: all that was written is on stable storage, with its parity.
     InMemory { settled: bool },
 }
 

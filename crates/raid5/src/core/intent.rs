@@ -6,7 +6,7 @@ use super::Data;
 use super::common::Common;
 use super::io::Purpose;
 use super::queue::QueueCore;
-use super::record::Stripe;
+use super::record::{Kind, Stripe};
 use crate::STRIPE_SECTORS;
 use crate::head_pages::bits;
 use crate::words::{Chunks, Marked, Open, Owned, Parked, Seen, Token};
@@ -118,6 +118,11 @@ impl QueueCore {
                 self.mark(stripe);
             }
             return Some(token);
+        }
+        if token.record_mut().kind() == Kind::Write {
+            // Until it goes on, other writes needn't wait for its reads.
+            self.note_ways(token.record_mut());
+            self.gathered_read();
         }
         // Parked: a stop doesn't wait for it.
         let (token, tell) = self.common.words.park(token, &self.common.epoch);

@@ -9,7 +9,7 @@ use crate::core::Action;
 use crate::core::members::{Incoming, Members};
 use crate::words::Room;
 use crate::{STRIPE_BYTES, STRIPE_SECTORS};
-use pvblk_block::{Op, Status};
+use pvblk_block::{Buffer, Op, Request, Status};
 use std::sync::Arc;
 
 fn whole() -> Members {
@@ -63,6 +63,30 @@ fn a_batch_waits_for_its_bit_only() {
     let writes = array.go(0);
     assert_eq!(writes.len(), MEMBERS);
     array.end(0, writes, MEMBERS);
+    assert_eq!(array.done(0), [Status::Ok]);
+    assert!(array.queues[0].is_idle());
+}
+
+/// A write of a block needs reads, and writes that need reads wait for one another.
+#[test]
+fn a_batch_that_waits_for_its_bit_holds_up_no_other() {
+    let mut array = Array::with_bits(whole(), &[1]);
+    let mut ask = |stripe: u64| {
+        let sector = array.common.geometry.stripe_array_sector(stripe, 0);
+        let data = Buffer::anonymous(STRIPE_BYTES).expect("memory");
+        let request = Request::with_buffers(Op::Write, sector, vec![data], stripe);
+        array.queues[0].submit(request);
+        array.go(0)
+    };
+    assert_eq!(ask(0).len(), 0, "a read or write without its bit");
+    let other = ask(1);
+    assert!(!other.is_empty());
+    finish(&mut array, 0, other);
+    assert_eq!(array.done(0), [Status::Ok]);
+    array.common.bits_are_set([0]);
+    array.queues[0].intended(0, 0);
+    let ios = array.go(0);
+    finish(&mut array, 0, ios);
     assert_eq!(array.done(0), [Status::Ok]);
     assert!(array.queues[0].is_idle());
 }
@@ -217,7 +241,7 @@ fn recover(array: &mut Array, recovered: &mut Vec<u64>) {
     }
 }
 
-/// Its bit would be gone when it writes.
+/// Otherwise the chunk's bit would be cleared before the write.
 #[test]
 fn a_sweep_waits_for_a_write_that_waits_for_its_log() {
     let mut array = Array::with_marks(whole());

@@ -2,8 +2,8 @@
 
 use super::super::assemble::Assembly;
 use super::super::bitmap::{BitmapHeader, PAGE_BYTES, WriteIntent};
-use super::super::blocking::Idle;
-use super::super::superblock::Policy;
+use super::super::blocking::{Blocking, Idle};
+use super::super::superblock::{Policy, Superblock};
 use super::superblocks::{Failure, first_failure};
 use super::{At, Disks};
 use pvblk_block::Error;
@@ -129,6 +129,23 @@ pub(in super::super) fn any_bitmap_header(
     Err((None, Error::config(text)))
 }
 
+/// Overwrites a private map on a device, if there is one: it would be taken for the array's at the next start.
+pub(in super::super) fn erase_map(
+    superblock: &Superblock,
+    disk: &mut Blocking,
+    idle: &mut Idle<'_>,
+) -> Result<(), Error> {
+    let Some(map) = superblock.private_map() else {
+        return Ok(());
+    };
+    let mut page = [0; PAGE_BYTES];
+    disk.read(map.sector, &mut page, idle)?;
+    match BitmapHeader::parse(&page) {
+        Ok(header) if header.is_private() => disk.write(map.sector, &[0; PAGE_BYTES], idle),
+        _ => Ok(()),
+    }
+}
+
 /// Writes all of the bitmap, if there is one, with these events.
 pub(super) fn write_bitmap(
     assembly: &mut Assembly,
@@ -154,7 +171,7 @@ pub(super) fn write_bitmap(
     };
     bitmap.renew(events);
     let mut written = Ok(());
-    // A cut may leave a part of a page: bits go when all members know when that was.
+    // Power may fail in the middle of a page, so `events_cleared` is on all members before any bit is cleared.
     if whole && bitmap.begin_clearing(events, |_| true) {
         let failed = disks.write_each(&writes(assembly, 0, bitmap.area()), idle);
         written = first_failure(failed);

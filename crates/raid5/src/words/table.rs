@@ -340,7 +340,7 @@ impl<R: Record, T: Send, P: Primitives> Table<R, T, P> {
         !left.words.is_empty()
     }
 
-    /// Words that somebody owns, after a barrier.
+    /// The batches that own words now. The caller has passed a barrier.
     pub fn owned(&self, _: &impl Passed) -> Owned {
         let words = (0..self.count()).map(|at| (at, self.acquire(at)));
         let words = words.filter(|(_, word)| word.owner().is_some());
