@@ -408,12 +408,15 @@ impl WriteIntent {
         .sum()
     }
 
-    /// The chunks of these sectors have to be resynchronised: their bits are set until they were. They are on disk when no page of
+    /// The chunks of these ranges have to be resynchronised: their bits are set until they were. They are on disk when no page of
     /// [`WriteIntent::unwritten_pages`] is left.
-    pub fn need(&mut self, range: Range<u64>) {
-        self.set(range.start, range.end - range.start);
-        for chunk in self.chunks(range.start, range.end - range.start) {
-            self.counters[chunk] |= NEEDED;
+    pub fn need(&mut self, ranges: &[Range<u64>]) {
+        for range in ranges {
+            let sectors = range.end - range.start;
+            self.set(range.start, sectors);
+            for chunk in self.chunks(range.start, sectors) {
+                self.counters[chunk] |= NEEDED;
+            }
         }
     }
 

@@ -9,7 +9,7 @@ use super::superblock::Policy;
 use pvblk_block::Error;
 
 /// Begins or ends (`keep`) the private map of an array that [`super::prepare`] made ready, and writes its superblocks as clean. Returns false, and
-/// has written nothing, if the array had that state before.
+/// has written no superblock, if the array had that state before; maps that an earlier try or a spare has left are erased then, too.
 ///
 /// Fails with one line if the array has a write-intent bitmap, which serves the same purpose, if a member has no room for the map or is larger than
 /// 60 TiB, or if a write fails.
@@ -30,7 +30,9 @@ pub fn set_private_map(
         if !kept && !assembly.newest().keeps_map() {
             return Ok(false);
         }
-        assembly.bitmap.take_if(|_| kept);
+        if kept {
+            assembly.bitmap = None;
+        }
     }
     write_superblocks(assembly, true, now_secs(), idle)?;
     Ok(true)
@@ -59,11 +61,9 @@ fn new_map(assembly: &Assembly) -> Result<WriteIntent, Error> {
             "members of {sectors} sectors are too large for a map: the largest have 60 TiB"
         ))
     })?;
-    // What a member that is missing has missed isn't known.
+    // Nobody knows which writes a missing member lacks.
     let mut map = WriteIntent::new(header, assembly.failed().is_some());
-    for range in &assembly.unsynced {
-        map.need(range.clone());
-    }
+    map.need(&assembly.unsynced);
     Ok(map)
 }
 

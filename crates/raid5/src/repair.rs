@@ -28,7 +28,7 @@ pub(super) use log::empty_log;
 pub use superblocks::write_superblocks;
 pub(super) use superblocks::{Says, names_missing, write_progress, write_superblocks_on};
 
-use super::assemble::{AssembleOptions, Assembly, Member};
+use super::assemble::{AssembleOptions, Assembly};
 use super::bitmap::{BITMAP_HEADER_BYTES, PAGE_BYTES, WriteIntent};
 use super::blocking::Idle;
 use super::geometry::{STRIPE_BYTES, STRIPE_SECTORS};
@@ -188,8 +188,7 @@ fn repair(
             if let Policy::Ppl(_) = policy {
                 // A log tells itself where parity is wrong; the private map only has what is left for later.
                 bitmap.resynced(0..sectors);
-                let later = assembly.unsynced.iter();
-                later.for_each(|range| bitmap.need(range.clone()));
+                bitmap.need(&assembly.unsynced);
             }
             ranges.into_iter().for_each(|range| bitmap.resynced(range));
         }
@@ -254,8 +253,8 @@ fn is_missing(assembly: &Assembly, place: usize, member_sector: u64) -> bool {
     assembly.members[place].is_none() && !rebuilt
 }
 
-/// Reads the bitmap, or the private map, if there is one. If none can be believed, every bit of it is set. Returns whether all devices have it
-/// like that.
+/// Reads the bitmap, or the private map, if there is one. If none can be believed, every bit of it is set. Returns
+/// true if all devices with room for it have it as it was read.
 fn load_bitmap(
     assembly: &mut Assembly,
     disks: &mut Disks,
@@ -272,17 +271,19 @@ fn load_bitmap(
     let mut found: Option<Vec<u8>> = None;
     for at in At::all(assembly) {
         let found_here = bitmap::bitmap_header(assembly, at, disks, idle)?;
-        let (Some((header, mut area)), Some(member)) = (found_here, at.of(assembly)) else {
-            // There may be no room for a map.
-            let has_room = |m: &Member| m.superblock.bitmap_sector().is_some();
-            if at.of(assembly).is_some_and(has_room) {
-                areas.push(Vec::new());
-            }
+        let Some(superblock) = at.of(assembly).map(|member| &member.superblock) else {
             continue;
         };
-        let superblock = &member.superblock;
+        // There may be no room for a map.
+        let Some(sector) = superblock.bitmap_sector() else {
+            continue;
+        };
+        let Some((header, mut area)) = found_here else {
+            areas.push(Vec::new());
+            continue;
+        };
         area.resize(header.area_bytes(), 0);
-        if let (true, Some(sector)) = (area.len() > PAGE_BYTES, superblock.bitmap_sector()) {
+        if area.len() > PAGE_BYTES {
             disks.at(at)?.read(sector, &mut area, idle)?;
         }
         // Any member will do: a bit is on all members before a write starts. The device that is being

@@ -250,16 +250,6 @@ impl OnDisk {
         }
     }
 
-    /// Chunks whose parity isn't known to be right stay marked.
-    fn need_unsynced(&mut self) {
-        let Assembly {
-            bitmap, unsynced, ..
-        } = &mut self.assembly;
-        if let Some(bitmap) = bitmap {
-            unsynced.iter().for_each(|range| bitmap.need(range.clone()));
-        }
-    }
-
     /// The superblocks as they are on disk.
     pub fn written(&self) -> Written {
         Written {
@@ -302,9 +292,10 @@ impl OnDisk {
                     member.superblock.recovery_offset_sectors = 0;
                     assembly.members[place] = Some(member);
                     // The writes that the one before it missed are on this one. Parity that wasn't made yet still isn't.
-                    let end = assembly.geometry.member_sectors();
-                    self.forget_marks(0..end);
-                    self.need_unsynced();
+                    if let Some(bitmap) = &mut assembly.bitmap {
+                        bitmap.resynced(0..assembly.geometry.member_sectors());
+                        bitmap.need(&assembly.unsynced);
+                    }
                 }
             }
             Errand::Recovered { slot, stripes } => {

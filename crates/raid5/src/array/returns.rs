@@ -370,9 +370,8 @@ impl Shared {
         if !superblock.has_policy_of(&self.written.lock().superblock) {
             return Some("it has another consistency policy than the array has now".into());
         }
-        let is_guided =
-            superblock.is_recovered_by_bitmap() || bitmap.guides(&superblock.device_uuid);
-        if superblock.role() != Role::Active(place as u16) || !is_whole(superblock) && !is_guided {
+        let is_its = is_whole(superblock) || bitmap.guides(superblock);
+        if superblock.role() != Role::Active(place as u16) || !is_its {
             return Some(format!("it was not the whole member of place {place}"));
         }
         if superblock.events < bitmap.events_cleared {

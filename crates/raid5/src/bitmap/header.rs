@@ -1,6 +1,7 @@
 //! The first 256 bytes of a bitmap.
 
 use super::super::geometry::Geometry;
+use super::super::superblock::Superblock;
 use super::PAGE_BYTES;
 use pvblk_block::{Error, ErrorKind};
 use std::ops::Range;
@@ -174,10 +175,12 @@ impl BitmapHeader {
         self.reserved.starts_with(&PRIVATE)
     }
 
-    /// In a private map: the device with this id becomes a member, and lacks only what the map marks. As
-    /// [`Feature::RECOVERY_BITMAP`](crate::Feature::RECOVERY_BITMAP), which md knows with its own bitmap only.
-    pub fn guides(&self, device_uuid: &[u8; 16]) -> bool {
-        self.is_private() && self.reserved[GUIDED] == *device_uuid && *device_uuid != [0; 16]
+    /// True if the device with this superblock becomes a member, and lacks only marked chunks. With md's bitmap the superblock says so
+    /// ([`Superblock::is_recovered_by_bitmap`]), and with a private map the map does, by the device's id.
+    pub fn guides(&self, superblock: &Superblock) -> bool {
+        let id = &superblock.device_uuid;
+        let by_map = self.is_private() && self.reserved[GUIDED] == *id && *id != [0; 16];
+        by_map || superblock.is_recovered_by_bitmap()
     }
 
     /// Sets the device that [`BitmapHeader::guides`] is true for, if it is a private map's.

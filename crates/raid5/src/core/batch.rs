@@ -354,24 +354,22 @@ impl QueueCore {
         let Some((plan, pieces)) = ready else {
             return self.end_batch(token, Vec::new(), true);
         };
-        if record.kind() == Kind::Write {
-            let blocks = self.common.geometry.data_members();
-            self.tallies.note_batch(plan.blocks().1 == blocks);
-        }
         let calculation = view.calculation(&record.known, &plan, &pieces, !self.common.limited);
         let pages = record.head_pages().expect("a batch has pages");
         let partial = match calculation.partial {
             false => Ok(None),
             true => Partial::of(&pages, calculation.unchanged(), &mut self.blocks).map(Some),
         };
+        if record.kind() == Kind::Write {
+            let blocks = self.common.geometry.data_members();
+            self.tallies.note_batch(plan.blocks().1 == blocks);
+            self.note_ways(record);
+        }
         record.batch = Some(Batch {
             plan,
             pieces: Vec::new(),
             calculation,
         });
-        if record.kind() == Kind::Write {
-            self.note_ways(record);
-        }
         self.gathered_read();
         let Ok(partial) = partial else {
             tracing::error!("raid5: there is no memory for a log");

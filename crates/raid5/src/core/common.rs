@@ -80,7 +80,7 @@ impl Marks<'_> {
         let Marks::Bitmap(bitmap) = self else {
             return false;
         };
-        superblock.is_recovered_by_bitmap() || bitmap.header().guides(&superblock.device_uuid)
+        bitmap.header().guides(superblock)
     }
 
     fn chunks(&self, geometry: &Geometry) -> Chunks {

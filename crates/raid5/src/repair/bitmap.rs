@@ -170,22 +170,31 @@ pub(super) fn write_bitmap(
         return Ok(());
     };
     bitmap.renew(events);
-    let mut written = Ok(());
-    // Power may fail in the middle of a page, so `events_cleared` is on all members before any bit is cleared.
-    if whole && bitmap.begin_clearing(events, |_| true) {
-        let failed = disks.write_each(&writes(assembly, 0, bitmap.area()), idle);
-        written = first_failure(failed);
-    }
-    if whole && written.is_ok() {
-        bitmap.clear_unneeded();
-    }
-    if written.is_ok() {
-        let failed = disks.write_each(&writes(assembly, 0, bitmap.area()), idle);
-        written = first_failure(failed);
-    }
+    let written = write_area(assembly, disks, bitmap, whole, idle);
     if written.is_ok() {
         bitmap.all_written();
     }
     assembly.bitmap = kept;
     written
+}
+
+/// Writes all of a bitmap to all devices. `whole`: without the bits that aren't needed.
+fn write_area(
+    assembly: &Assembly,
+    disks: &mut Disks,
+    bitmap: &mut WriteIntent,
+    whole: bool,
+    idle: &mut Idle<'_>,
+) -> Result<(), Failure> {
+    let mut write = |bitmap: &WriteIntent| {
+        first_failure(disks.write_each(&writes(assembly, 0, bitmap.area()), idle))
+    };
+    if whole {
+        // Power may fail in the middle of a page, so `events_cleared` is on all members before any bit is cleared.
+        if bitmap.begin_clearing(bitmap.header().events, |_| true) {
+            write(bitmap)?;
+        }
+        bitmap.clear_unneeded();
+    }
+    write(bitmap)
 }

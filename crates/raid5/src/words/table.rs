@@ -323,37 +323,41 @@ impl<R: Record, T: Send, P: Primitives> Table<R, T, P> {
 
     /// Words with I/O in flight, after a barrier.
     pub fn in_flight(&self, _: &impl Passed) -> InFlight {
-        let words = (0..self.count()).map(|at| (at, self.acquire(at)));
-        let words = words.filter(|(_, word)| word.is_in_flight());
         InFlight {
-            words: words.map(|(at, word)| (at, word.batch())).collect(),
+            words: self.batches(Packed::is_in_flight),
         }
     }
 
     /// Forgets words that are drained; true if there are others still. A word that was handed over is drained: its new owner looks
     /// at the epoch.
     pub fn is_in_flight(&self, left: &mut InFlight) -> bool {
-        left.words.retain(|&(at, batch)| {
-            let word = self.acquire(at);
-            word.is_in_flight() && word.batch() == batch
-        });
-        !left.words.is_empty()
+        self.retain(&mut left.words, Packed::is_in_flight)
     }
 
     /// The batches that own words now. The caller has passed a barrier.
     pub fn owned(&self, _: &impl Passed) -> Owned {
-        let words = (0..self.count()).map(|at| (at, self.acquire(at)));
-        let words = words.filter(|(_, word)| word.owner().is_some());
-        Owned(words.map(|(at, word)| (at, word.batch())).collect())
+        Owned(self.batches(|word| word.owner().is_some()))
     }
 
     /// Forgets words whose batches are done; true if there are others still. Unlike a word in flight, one that waits isn't done.
     pub fn is_owned(&self, left: &mut Owned) -> bool {
-        left.0.retain(|&(at, batch)| {
+        self.retain(&mut left.0, |word| word.owner().is_some())
+    }
+
+    /// Words for which this is true, with their batches.
+    fn batches(&self, is: fn(Packed) -> bool) -> Vec<(usize, u16)> {
+        let words = (0..self.count()).map(|at| (at, self.acquire(at)));
+        let words = words.filter(|(_, word)| is(*word));
+        words.map(|(at, word)| (at, word.batch())).collect()
+    }
+
+    /// Keeps those of these batches for which this is still true; returns true if there are any.
+    fn retain(&self, left: &mut Vec<(usize, u16)>, is: fn(Packed) -> bool) -> bool {
+        left.retain(|&(at, batch)| {
             let word = self.acquire(at);
-            word.owner().is_some() && word.batch() == batch
+            is(word) && word.batch() == batch
         });
-        !left.0.is_empty()
+        !left.is_empty()
     }
 
     /// Acquires the ends of the I/O of an owner that says that it has none.

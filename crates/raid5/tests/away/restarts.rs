@@ -35,6 +35,15 @@ impl TestArray {
     }
 }
 
+/// An array at which nothing is left of a member that was away, and the chunks that it missed.
+fn without(kind: Kind, disk: usize) -> (TestArray, Vec<u64>) {
+    let mut world = TestArray::new(kind, TestArray::limited(false));
+    let chunks = miss(&mut world, disk);
+    world.open(disk);
+    world.pass(LIMIT * 2);
+    (world, chunks)
+}
+
 #[test]
 fn the_next_server_knows_what_a_member_missed() {
     for kind in Kind::ON_DISK {
@@ -44,10 +53,7 @@ fn the_next_server_knows_what_a_member_missed() {
                 continue;
             }
             for disk in 0..MEMBERS {
-                let mut world = TestArray::new(kind, TestArray::limited(false));
-                let mut chunks = miss(&mut world, disk);
-                world.open(disk);
-                world.pass(LIMIT * 2);
+                let (mut world, mut chunks) = without(kind, disk);
                 world.restart(disk, in_order);
                 // It misses more.
                 world.write_now(20_000, 8);
@@ -64,10 +70,7 @@ fn the_next_server_knows_what_a_member_missed() {
 #[test]
 fn a_member_that_was_being_brought_up_to_date_goes_on_so() {
     for kind in Kind::ON_DISK {
-        let mut world = TestArray::new(kind, TestArray::limited(false));
-        miss(&mut world, 1);
-        world.open(1);
-        world.pass(LIMIT * 2);
+        let (mut world, _) = without(kind, 1);
         world.array.set_speed(1, 1).unwrap();
         assert_eq!(world.re_add(1).unwrap(), ReAdded::ByBitmap);
         world.pass(Duration::from_secs(1));
@@ -93,10 +96,7 @@ fn a_member_that_was_being_brought_up_to_date_goes_on_so() {
 #[test]
 fn a_map_from_before_another_wrote_marks_all() {
     for events in [0, 1] {
-        let mut world = TestArray::new(Kind::LOG_AND_MAP, TestArray::limited(false));
-        miss(&mut world, 2);
-        world.open(2);
-        world.pass(LIMIT * 2);
+        let (mut world, _) = without(Kind::LOG_AND_MAP, 2);
         world.queue = None;
         world.array.close().unwrap();
         for disk in [0, 1] {
@@ -144,10 +144,7 @@ fn a_crash_without_a_log_costs_marked_chunks_only() {
 #[test]
 fn a_forced_start_believes_no_map() {
     for kind in Kind::ON_DISK {
-        let mut world = TestArray::new(kind, TestArray::limited(false));
-        miss(&mut world, 0);
-        world.open(0);
-        world.pass(LIMIT * 2);
+        let (mut world, _) = without(kind, 0);
         world.queue = None;
         world.array.close().unwrap();
         let left = world.disks[..2].iter().map(named).collect();
@@ -165,10 +162,7 @@ fn a_forced_start_believes_no_map() {
 
 #[test]
 fn a_member_of_another_policy_is_written_whole() {
-    let mut world = TestArray::new(Kind::MAP, TestArray::limited(false));
-    miss(&mut world, 1);
-    world.open(1);
-    world.pass(LIMIT * 2);
+    let (mut world, _) = without(Kind::MAP, 1);
     world.restart(1, true);
     let mut superblock = world.superblock(1);
     superblock.feature_map |= Feature::PPL.0;
