@@ -233,6 +233,7 @@ fn created(u: &mut Unstructured, layout: Layout, members: usize, chunk_sectors: 
         device_sectors: &device_sectors,
         size_sectors: None,
         consistency: *u.choose(&consistency)?,
+        checksums: false,
         clean: u.arbitrary()?,
     };
     if let Ok(created) = new.build() {
@@ -262,6 +263,7 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
             device_sectors: &[1 << 16; 4],
             size_sectors: None,
             consistency,
+            checksums: false,
             clean: false,
         };
         let Ok(created) = new.build() else { continue };

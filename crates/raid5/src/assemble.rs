@@ -18,7 +18,7 @@ use super::blocking::{Blocking, Idle};
 use super::geometry::Geometry;
 use super::identity::uuid_text;
 use super::repair::At;
-use super::superblock::{Feature, Policy, Role, SUPER_BYTES, SUPER_SECTOR, Superblock};
+use super::superblock::{Feature, Kept, Policy, Role, SUPER_BYTES, SUPER_SECTOR, Superblock};
 use choice::Choice;
 use pvblk_block::{BlockDevice, Error, ErrorKind};
 use std::ops::Range;
@@ -155,10 +155,13 @@ impl Assembly {
         self.newest().policy()
     }
 
-    /// True if superblocks go with a private map.
-    pub(super) fn keeps_private_map(&self) -> bool {
-        let bitmap = self.bitmap.as_ref();
-        bitmap.is_some_and(|bitmap| bitmap.header().is_private())
+    /// What superblocks go with.
+    pub(super) fn kept(&self) -> Kept {
+        match self.bitmap.as_ref().map(WriteIntent::header) {
+            Some(header) if header.has_sums() => Kept::MapAndSums,
+            Some(header) if header.is_private() => Kept::Map,
+            _ => Kept::Nothing,
+        }
     }
 
     /// The newest event counter.

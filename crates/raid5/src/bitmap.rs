@@ -389,6 +389,16 @@ impl WriteIntent {
         })
     }
 
+    /// Sectors of the members whose bits are set; a range for each chunk.
+    pub fn marked_ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        let chunks = self.marks().enumerate();
+        let set = chunks.filter_map(|(chunk, is_set)| is_set.then_some(chunk as u64));
+        set.map(|chunk| {
+            let end = (chunk + 1) << self.chunk_shift;
+            chunk << self.chunk_shift..end.min(self.header.sync_size_sectors)
+        })
+    }
+
     /// The first sector from `sector` on that lies in a chunk whose bit is set; `None`: there is none.
     pub fn next_set(&self, sector: u64) -> Option<u64> {
         let first = (sector >> self.chunk_shift) as usize;

@@ -10,6 +10,7 @@ use super::geometry::{Geometry, Layout};
 use super::superblock::{
     FIXED_BYTES, Feature, NO_OFFSET, Role, SUPER_BYTES, Superblock, SuperblockError,
 };
+use super::sums::sums_sectors;
 use pvblk_block::Error;
 
 /// The bitmap, the log, or the room for a later bitmap starts 4 KiB after the superblock.
@@ -53,6 +54,8 @@ pub struct NewArray<'a> {
     pub size_sectors: Option<u64>,
     /// Means by which the array survives a crash.
     pub consistency: Consistency,
+    /// Members have room for sums of their blocks before the private map.
+    pub checksums: bool,
     /// All parity is right already.
     pub clean: bool,
 }
@@ -180,7 +183,11 @@ impl NewArray<'_> {
         while headroom << 10 > device_sectors && headroom / 2 >= u64::from(self.chunk_sectors) * 2 {
             headroom /= 2;
         }
-        (24 + area + headroom).next_multiple_of(ALIGN_SECTORS)
+        let sums = match self.checksums {
+            true => sums_sectors(device_sectors),
+            false => 0,
+        };
+        (24 + area + headroom + sums).next_multiple_of(ALIGN_SECTORS)
     }
 }
 

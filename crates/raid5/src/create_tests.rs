@@ -17,6 +17,7 @@ fn like<'a>(sb: &Superblock, name: &'a str, consistency: Consistency) -> NewArra
         device_sectors: &[24 << 11; 4],
         size_sectors: None,
         consistency,
+        checksums: false,
         clean: true,
     }
 }
@@ -113,6 +114,7 @@ fn data_starts_where_mdadm_puts_it() {
             device_sectors: &devices,
             size_sectors: None,
             consistency,
+            checksums: false,
             clean: true,
         };
         array.data_offset_sectors(device_mib * MIB) / MIB
@@ -173,6 +175,7 @@ fn whatever_is_made_is_accepted() {
             device_sectors: &devices,
             size_sectors: None,
             consistency: consistency[rng.usize(0..3)],
+            checksums: false,
             clean: rng.bool(),
         };
         let created = match new.build() {
@@ -226,6 +229,7 @@ fn wishes_that_cannot_be_are_refused() {
             device_sectors,
             size_sectors: None,
             consistency: Consistency::Ppl,
+            checksums: false,
             clean: true,
         };
         let error = new.build().expect_err(what).to_string();

@@ -39,6 +39,7 @@ mod private_map;
 mod recover;
 mod repair;
 mod spare;
+mod sums;
 mod superblock;
 #[cfg(test)]
 mod testing;
@@ -76,6 +77,6 @@ pub use recover::{Repair, RepairPlan};
 pub use repair::{Raid5Progress, prepare, write_superblocks};
 pub use spare::{add_spare, make_spare};
 pub use superblock::{
-    BadBlock, Feature, LogArea, NO_OFFSET, Policy, Role, SUPER_BYTES, SUPER_MAGIC, SUPER_SECTOR,
+    BadBlock, Feature, Kept, LogArea, NO_OFFSET, Policy, Role, SUPER_BYTES, SUPER_MAGIC, SUPER_SECTOR,
     Superblock, SuperblockError,
 };

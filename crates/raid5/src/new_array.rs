@@ -7,7 +7,8 @@ use super::create::{Consistency, NewArray};
 use super::geometry::Layout;
 use super::identity::{now_secs, uuid_text};
 use super::ppl::{PPL_HEADER_BYTES, PplHeader, ppl_signature};
-use super::superblock::{Policy, SUPER_SECTOR, Superblock};
+use super::superblock::{Kept, Policy, SUPER_SECTOR, Superblock};
+use super::sums::erase_sums;
 use crate::found;
 use pvblk_block::{BlockDevice, Error, ExtentKind};
 use std::sync::Arc;
@@ -29,6 +30,8 @@ pub struct CreateOptions {
     pub bitmap_chunk_bytes: Option<u64>,
     /// Without a bitmap: keep a private map, so that a member which was away over a restart is brought up to date.
     pub private_map: bool,
+    /// Keep a sum of each block, so that a block that isn't what was written is found and calculated. Needs the private map.
+    pub checksums: bool,
     /// All parity is right already, as it is when all members hold zeros.
     pub assume_clean: bool,
     /// Overwrites contents of the devices: another array, a file system, partitions.
@@ -52,6 +55,7 @@ impl CreateOptions {
             size_sectors: None,
             bitmap_chunk_bytes: None,
             private_map: true,
+            checksums: false,
             assume_clean: false,
             force: false,
             set_uuid,
@@ -89,6 +93,11 @@ pub fn create(
     idle: &mut Idle<'_>,
 ) -> Result<Assembly, Error> {
     let NewMembers { members, spares } = devices.into();
+    if options.checksums && (!options.private_map || options.consistency == Consistency::Bitmap) {
+        return Err(Error::config(
+            "checksums need the private map, which arrays with a write-intent bitmap don't have: take a partial parity log",
+        ));
+    }
     let missing = members.iter().filter(|m| m.is_none()).count();
     if missing > 1 {
         return Err(Error::config(format!(
@@ -115,6 +124,7 @@ pub fn create(
         device_sectors: &sizes,
         size_sectors: options.size_sectors,
         consistency: options.consistency,
+        checksums: options.checksums,
         clean: options.assume_clean || missing.is_some(),
     };
     let sb = new.build()?.superblock(0, [0; 16]);
@@ -147,9 +157,18 @@ pub fn create(
         let sectors = created.geometry().member_sectors();
         let header = BitmapHeader::private(options.set_uuid, sectors)?;
         sb.private_map().filter(|_| options.private_map)?;
-        Some(header)
+        Some(match options.checksums {
+            true => header.with_sums(),
+            false => header,
+        })
     };
     let header = created.bitmap().cloned().or_else(private);
+    let has_sums = header.as_ref().is_some_and(BitmapHeader::has_sums);
+    if options.checksums && !(has_sums && created.superblock(0, [0; 16]).sums_area().is_some()) {
+        return Err(Error::config(
+            "members of this size have no room for checksums: the largest have 60 TiB",
+        ));
+    }
     let bitmap = header.map(|header| WriteIntent::new(header, all));
     let mut written = Vec::new();
     let spares = spares.into_iter().map(Some);
@@ -162,7 +181,15 @@ pub fn create(
         };
         let mut superblock = created.superblock(number, uuid);
         let private = bitmap.as_ref().filter(|b| b.header().is_private());
-        superblock.set_updated(options.created_secs, private.is_some());
+        let kept = match private {
+            Some(_) if has_sums => Kept::MapAndSums,
+            Some(_) => Kept::Map,
+            None => Kept::Nothing,
+        };
+        superblock.set_updated(options.created_secs, kept);
+        if let Some(area) = superblock.sums_area().filter(|_| has_sums) {
+            erase_sums(&mut Blocking::open(&device)?, area, idle)?;
+        }
         write_member(&device, &superblock, bitmap.as_ref(), idle)?;
         written.push(Some(Member {
             device,

@@ -5,7 +5,7 @@ use super::bitmap::{BitmapHeader, WriteIntent};
 use super::blocking::{Blocking, Idle};
 use super::identity::now_secs;
 use super::repair::{At, erase_map, write_superblocks};
-use super::superblock::Policy;
+use super::superblock::{Kept, Policy};
 use pvblk_block::Error;
 
 /// Begins or ends (`keep`) the private map of an array that [`super::prepare`] made ready, and writes its superblocks as clean. Returns false, and
@@ -18,7 +18,7 @@ pub fn set_private_map(
     keep: bool,
     idle: &mut Idle<'_>,
 ) -> Result<bool, Error> {
-    let kept = assembly.keeps_private_map();
+    let kept = assembly.kept() != Kept::Nothing;
     if keep {
         if kept {
             return Ok(false);

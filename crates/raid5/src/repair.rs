@@ -20,12 +20,14 @@
 mod bitmap;
 mod disks;
 mod log;
+mod sums;
 mod superblocks;
 
 pub(super) use bitmap::{any_bitmap_header, erase_map, write_pages};
 pub(super) use disks::{At, Disk, Disks};
 pub(super) use log::empty_log;
 pub use superblocks::write_superblocks;
+pub(super) use sums::{Page, read_group, write_group};
 pub(super) use superblocks::{Says, names_missing, write_progress, write_superblocks_on};
 
 use super::assemble::{AssembleOptions, Assembly};
@@ -91,7 +93,17 @@ pub fn prepare(
     }
     let mut disks = Disks::open(assembly)?;
     assembly.unsynced.clear();
-    let alike = load_bitmap(assembly, &mut disks, idle)?;
+    let (alike, is_current) = load_bitmap(assembly, &mut disks, idle)?;
+    // Before superblocks say clean: sums on disk are right, or unknown, whenever the array is.
+    if let Some(bitmap) = assembly.bitmap.as_ref().filter(|b| b.header().has_sums()) {
+        let all = std::iter::once(0..assembly.geometry.member_sectors());
+        let behind: Vec<Range<u64>> = match (is_current, assembly.dirty) {
+            (false, _) => all.collect(),
+            (true, true) => bitmap.marked_ranges().collect(),
+            (true, false) => Vec::new(),
+        };
+        sums::erase(assembly, &mut disks, &behind, idle)?;
+    }
     // The last start or stop may have been cut off between two superblocks. A member that is missing becomes
     // stale now, because it lacks all later writes.
     let mut write = assembly.dirty || !alike || superblocks::differ(assembly);
@@ -254,19 +266,21 @@ fn is_missing(assembly: &Assembly, place: usize, member_sector: u64) -> bool {
 }
 
 /// Reads the bitmap, or the private map, if there is one. If none can be believed, every bit of it is set. Returns
-/// true if all devices with room for it have it as it was read.
+/// true if all devices with room for it have it as it was read, and true if it can be believed.
 fn load_bitmap(
     assembly: &mut Assembly,
     disks: &mut Disks,
     idle: &mut Idle<'_>,
-) -> Result<bool, Error> {
+) -> Result<(bool, bool), Error> {
     // The array was degraded, or is: then its bits don't tell which sectors are in sync.
     let in_sync = match assembly.failed() {
         None => assembly.in_sync_sectors(),
         Some(_) => 0,
     };
     let any = bitmap::any_bitmap_header(assembly, disks, idle).map_err(|(_, e)| e)?;
-    let Some(any) = any else { return Ok(true) };
+    let Some(any) = any else {
+        return Ok((true, false));
+    };
     let mut areas = Vec::new();
     let mut found: Option<Vec<u8>> = None;
     for at in At::all(assembly) {
@@ -306,13 +320,13 @@ fn load_bitmap(
         let mut bitmap = WriteIntent::load(&area, false, in_sync)?;
         bitmap.set_guided(None);
         assembly.bitmap = Some(bitmap);
-        return Ok(false);
+        return Ok((false, false));
     };
     assembly.bitmap = Some(match has(Plant::MapForgotten) {
         false => WriteIntent::load(&area, true, in_sync)?,
         true => WriteIntent::new(any, false),
     });
-    Ok(areas.iter().all(|other| *other == area))
+    Ok((areas.iter().all(|other| *other == area), true))
 }
 
 /// Calculates parity of these ranges of the members, and writes it where it is wrong.

@@ -71,6 +71,17 @@ impl Role {
     }
 }
 
+/// What lies on the members beside md's metadata, of the same events as a superblock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// Nothing that counts.
+    Nothing,
+    /// A private map.
+    Map,
+    /// A private map, and sums of the blocks.
+    MapAndSums,
+}
+
 /// Where a log or a bitmap is, in sectors of the member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogArea {
@@ -482,16 +493,29 @@ impl Superblock {
         Ok(())
     }
 
-    /// Sets the time of the last update, in seconds since 1970. `map_kept`: a private map with the same events is written before this superblock.
-    pub fn set_updated(&mut self, secs: u64, map_kept: bool) {
-        let secs = secs & (MAP_KEPT - 1);
-        self.utime = if map_kept { secs | MAP_KEPT } else { secs };
+    /// Sets the time of the last update, in seconds since 1970. `kept`: a private map with the same events is written before this superblock.
+    pub fn set_updated(&mut self, secs: u64, kept: Kept) {
+        let kept = match kept {
+            Kept::Nothing => 0,
+            Kept::Map => 1,
+            Kept::MapAndSums => 2,
+        };
+        self.utime = secs & (MAP_KEPT - 1) | kept * MAP_KEPT;
     }
 
     /// True if this superblock was written with a private map. Others that write to the array don't say so: their events alone don't tell,
     /// since md takes its last event back when an array becomes clean.
     pub fn keeps_map(&self) -> bool {
-        self.utime >= MAP_KEPT
+        self.kept() != Kept::Nothing
+    }
+
+    /// The private map, and the sums, that this superblock was written with.
+    pub fn kept(&self) -> Kept {
+        match self.utime / MAP_KEPT {
+            0 => Kept::Nothing,
+            2 => Kept::MapAndSums,
+            _ => Kept::Map,
+        }
     }
 
     /// Where the private map is or would be, first sector and number: the page before the data. `None`: the array has a write-intent bitmap, or
@@ -502,22 +526,28 @@ impl Superblock {
             sector,
             sectors: MAP_SECTORS,
         };
+        let has_bitmap = matches!(self.policy(), Policy::Bitmap { .. });
+        let is_aligned = sector.is_multiple_of(MAP_SECTORS);
+        (!has_bitmap && is_aligned && self.is_free(sector, MAP_SECTORS)).then_some(map)
+    }
+
+    /// True if no metadata of md lies in these sectors before the data, but for a write-intent bitmap.
+    pub(super) fn is_free(&self, sector: u64, sectors: u64) -> bool {
         let log = match self.policy() {
-            Policy::Bitmap { .. } => return None,
             Policy::Ppl(log) => Some(log),
-            Policy::Resync => None,
+            Policy::Resync | Policy::Bitmap { .. } => None,
         };
-        let superblock = LogArea {
-            sector: SUPER_SECTOR,
-            sectors: SUPER_BYTES as u64 / 512,
+        // The first sectors are the superblock's, and a boot loader's.
+        let head = LogArea {
+            sector: 0,
+            sectors: SUPER_SECTOR + SUPER_BYTES as u64 / 512,
         };
-        let others = [Some(superblock), log, self.bad_block_log()];
+        let others = [Some(head), log, self.bad_block_log()];
         let meets = |other: LogArea| {
             let end = other.sector.saturating_add(other.sectors);
-            other.sector < self.data_offset_sectors && sector < end
+            other.sector < sector + sectors && sector < end
         };
-        let is_aligned = sector.is_multiple_of(MAP_SECTORS);
-        (is_aligned && !others.into_iter().flatten().any(meets)).then_some(map)
+        !others.into_iter().flatten().any(meets)
     }
 
     /// First sector of the write-intent bitmap, or else of the private map.

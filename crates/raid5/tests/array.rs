@@ -66,6 +66,7 @@ fn world(
         chunk_sectors: chunk,
         device_sectors: &vec![sectors; members],
         consistency,
+        checksums: false,
         clean: true,
         size_sectors: None,
     }

@@ -176,6 +176,7 @@ pub fn assembly(
         device_sectors: &sectors,
         size_sectors: None,
         consistency,
+        checksums: false,
         clean: true,
     }
     .build()?;

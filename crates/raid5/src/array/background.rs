@@ -9,7 +9,8 @@ use super::sync::SyncQueue;
 use crate::array::returns::{Places, Returns, add_whole};
 use crate::array::told::{Seen, Told};
 use crate::blocking::{Idle, sleepy};
-use crate::core::{Errand, Mail, TICKS};
+use crate::core::{Errand, Mail, Opening, TICKS};
+use crate::sums::group_of;
 
 use crate::words::Owner;
 
@@ -18,6 +19,7 @@ use pvblk_block::stacked::{Background, Due, WaitEntry};
 use pvblk_block::{BlockDevice, Error};
 use pvblk_sys::Poller;
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,8 +46,8 @@ struct Chore {
 pub(super) struct Chores {
     wait: Arc<WaitEntry>,
     superblocks: Mutex<Vec<Chore>>,
-    /// Stripes whose bits are to be set, each with the queue that waits for it.
-    bits: Mutex<Vec<(Owner, u64)>>,
+    /// Stripes that batches are to begin with, each with the queue that waits for it.
+    openings: Mutex<Vec<(Owner, Opening)>>,
     /// Queues that were closed with work; `None`: nobody finishes them any more.
     queues: Mutex<Option<Vec<QueueState>>>,
 }
@@ -56,7 +58,7 @@ impl Chores {
         Chores {
             wait: Arc::clone(wait),
             superblocks: Mutex::default(),
-            bits: Mutex::default(),
+            openings: Mutex::default(),
             queues: Mutex::new(Some(Vec::new())),
         }
     }
@@ -67,13 +69,13 @@ impl Chores {
         self.wait.wake();
     }
 
-    /// Bits of stripes are to be set; the queue gets an answer for each. Empties the list.
-    pub fn set_bits(&self, by: Owner, stripes: &mut Vec<u64>) {
-        if stripes.is_empty() {
+    /// Bits of stripes are to be set, and sums to come into memory; the queue gets an answer for each. Empties the list.
+    pub fn open(&self, by: Owner, openings: &mut Vec<Opening>) {
+        if openings.is_empty() {
             return;
         }
-        let stripes = stripes.drain(..).map(|stripe| (by, stripe));
-        self.bits.lock().extend(stripes);
+        let openings = openings.drain(..).map(|opening| (by, opening));
+        self.openings.lock().extend(openings);
         self.wait.wake();
     }
 
@@ -88,9 +90,9 @@ impl Chores {
         self.wait.wake();
     }
 
-    /// True if superblocks or bits are to be written.
+    /// True if superblocks or bits are to be written, or sums to be read.
     fn has_writes(&self) -> bool {
-        !self.superblocks.lock().is_empty() || !self.bits.lock().is_empty()
+        !self.superblocks.lock().is_empty() || !self.openings.lock().is_empty()
     }
 
     fn take_queues(&self) -> Vec<QueueState> {
@@ -188,7 +190,7 @@ impl BackgroundWork {
             return;
         }
         // Later: a page would be written to a member too that superblocks are about to leave out.
-        self.set_bits(&mut idle);
+        self.open(&mut idle);
         if ended.get() {
             return;
         }
@@ -278,6 +280,17 @@ impl BackgroundWork {
     fn write_superblocks(&self, errand: Errand, idle: &mut Idle<'_>) -> u64 {
         let shared = &self.shared;
         let mut disk = shared.disk.lock();
+        // Whoever starts the array at the position that superblocks tell counts on the sums of all before.
+        let tells = matches!(errand, Errand::Recovered { .. } | Errand::Resynced(_));
+        if let Some(sums) = shared.common.sums().filter(|_| tells) {
+            let dirty = sums.dirty();
+            let failed = shared.try_writing(&mut disk, idle, |disk, idle| {
+                disk.write_sums(sums, &dirty, idle)
+            });
+            if failed != Some(0) {
+                return failed.unwrap_or_else(|| disk.live());
+            }
+        }
         disk.apply(errand);
         disk.set_corrected(|slot| shared.common.corrected(slot));
         let before = disk.live();
@@ -290,24 +303,37 @@ impl BackgroundWork {
         written.unwrap_or(before)
     }
 
-    /// Sets the bits that queues wait for, all at once.
-    fn set_bits(&self, idle: &mut Idle<'_>) {
+    /// Sets the bits that queues wait for, all at once, and brings the sums into memory that they need.
+    fn open(&self, idle: &mut Idle<'_>) {
         let shared = &self.shared;
-        let wanted = std::mem::take(&mut *shared.chores.bits.lock());
+        let wanted = std::mem::take(&mut *shared.chores.openings.lock());
         if wanted.is_empty() {
             return;
         }
-        let stripes: Vec<u64> = wanted.iter().map(|(_, stripe)| *stripe).collect();
+        let openings = || wanted.iter().map(|(_, opening)| opening);
+        let writes = openings().filter(|opening| opening.writes);
+        let stripes: Vec<u64> = writes.map(|opening| opening.stripe).collect();
         let mut disk = shared.disk.lock();
-        let failed =
-            shared.try_writing(&mut disk, idle, |disk, idle| disk.set_bits(&stripes, idle));
+        let mut failed = Some(0);
+        if !stripes.is_empty() {
+            failed =
+                shared.try_writing(&mut disk, idle, |disk, idle| disk.set_bits(&stripes, idle));
+        }
         // Else batches see the stop that follows, and ask again.
         if failed == Some(0) {
             shared.common.bits_are_set(stripes);
         }
+        if let Some(sums) = shared.common.sums().filter(|_| failed == Some(0)) {
+            let groups: BTreeSet<usize> = openings().map(|o| group_of(o.stripe)).collect();
+            let loaded = shared.try_writing(&mut disk, idle, |disk, idle| {
+                let mut missing = groups.iter().filter(|group| !sums.has(**group));
+                missing.try_for_each(|group| disk.load_sums(sums, *group, idle))
+            });
+            failed = loaded.map(|()| 0);
+        }
         let failed = failed.unwrap_or(disk.live());
         drop(disk);
-        let answer = |(by, stripe)| (by, Mail::Intended { stripe, failed });
+        let answer = |(by, Opening { stripe, .. })| (by, Mail::Intended { stripe, failed });
         shared.post(&mut wanted.into_iter().map(answer).collect());
     }
 }

@@ -166,6 +166,14 @@ impl Raid5 {
         let common = &self.shared.common;
         let (recovered, unsynced) = (common.recovered(), common.first_unsynced());
         let is_settled = recovered.is_none() && unsynced.is_none();
+        if let Some(sums) = common.sums().filter(|_| !common.is_broken()) {
+            let failed = disk.write_sums(sums, &sums.dirty(), idle)?;
+            if failed != 0 && disk.assembly.dirty {
+                return Err(Error::config(
+                    "raid5: checksums can't be written to all members, so it isn't clean",
+                ));
+            }
+        }
         if common.is_broken() || !disk.assembly.dirty && is_settled {
             return Ok(());
         }
@@ -286,6 +294,10 @@ impl Reclaim for Raid5 {
     fn give_way(&self) -> u64 {
         let (bytes, mut mail) = self.shared.common.give_way();
         self.shared.post(&mut mail);
+        if let Some(sums) = self.shared.common.sums() {
+            sums.squeeze();
+            self.shared.chores.wake();
+        }
         let members = self.shared.devices();
         bytes + members.iter().map(|m| m.give_way()).sum::<u64>()
     }

@@ -1,15 +1,17 @@
 //! [`OnDisk`]: members and their superblocks, as on disk.
 
 use crate::blocking::Idle;
-use crate::core::{Change, Errand};
+use crate::core::{Change, Errand, Sums};
 use crate::identity::now_secs;
 use crate::repair::{
-    At, Disk, Disks, Says, empty_log, erase_map, names_missing, write_pages, write_progress,
-    write_superblocks_on,
+    At, Disk, Disks, Page, Says, empty_log, erase_map, names_missing, read_group, write_group,
+    write_pages, write_progress, write_superblocks_on,
 };
+use crate::sums::SUMS_PAGE_BYTES;
 use crate::words::Chunks;
 use crate::{Assembly, BitmapHeader, Feature, Incoming, Member, STRIPE_SECTORS, Superblock};
 use pvblk_block::Error;
+use std::collections::HashSet;
 use std::ops::Range;
 
 /// Superblocks as they were last written, for users, who don't wait for those that are being written.
@@ -34,6 +36,8 @@ pub(super) struct OnDisk {
     incoming: usize,
     /// A device that is to be rebuilt, with its slot.
     arriving: Option<(usize, Member, Disk)>,
+    /// Groups of sums that the incoming device was given since it came.
+    given: HashSet<usize>,
     /// Devices that superblocks leave out, with their slots, and superblocks as they were, or were about to be.
     gone: Vec<(usize, Superblock)>,
 }
@@ -45,6 +49,7 @@ impl OnDisk {
         Ok(OnDisk {
             disks: Disks::open(&assembly)?,
             gone: Vec::new(),
+            given: HashSet::new(),
             slots: (0..places).collect(),
             incoming: assembly.incoming_slot().unwrap_or(places),
             arriving: None,
@@ -243,6 +248,47 @@ impl OnDisk {
         Ok(self.mask(&failed))
     }
 
+    /// A group of sums comes into memory. Errors only if `idle` ends it.
+    pub fn load_sums(
+        &mut self,
+        sums: &Sums,
+        group: usize,
+        idle: &mut Idle<'_>,
+    ) -> Result<(), Error> {
+        let which = (group, self.given.contains(&group));
+        let pages = read_group(&self.assembly, &mut self.disks, which, idle)?;
+        let unknown: Page = [0; SUMS_PAGE_BYTES];
+        let pages = pages.iter().map(|page| page.as_ref().unwrap_or(&unknown));
+        sums.load(group, pages.map(Page::as_slice));
+        Ok(())
+    }
+
+    /// Writes those of these groups that are dirty; returns the slots (a mask) that failed that.
+    pub fn write_sums(
+        &mut self,
+        sums: &Sums,
+        groups: &[usize],
+        idle: &mut Idle<'_>,
+    ) -> Result<u64, Error> {
+        for &group in groups {
+            if !sums.begin_writing(group) {
+                continue;
+            }
+            let places = 0..self.assembly.geometry.members();
+            let pages: Vec<Page> = places.map(|place| sums.copy(place, group)).collect();
+            let written = write_group(&self.assembly, &mut self.disks, (group, &pages), idle);
+            let failed = written.inspect_err(|_| sums.not_written(group))?;
+            if !failed.is_empty() {
+                sums.not_written(group);
+                return Ok(self.mask(&failed));
+            }
+            if self.assembly.incoming.is_some() {
+                self.given.insert(group);
+            }
+        }
+        Ok(0)
+    }
+
     /// Parity of these sectors is right.
     fn forget_marks(&mut self, sectors: Range<u64>) {
         if let Some(bitmap) = &mut self.assembly.bitmap {
@@ -272,6 +318,7 @@ impl OnDisk {
                     && let Some((slot, member, disk)) = self.arriving.take_if(|at| at.0 == slot)
                 {
                     self.incoming = slot;
+                    self.given.clear();
                     self.disks.take_in(role, disk);
                     assembly.incoming = Some(Incoming {
                         place: role,
@@ -287,6 +334,7 @@ impl OnDisk {
                         self.gone.push((slot, old.superblock));
                     }
                     self.slots[place] = self.incoming;
+                    self.given.clear();
                     self.disks.take_over();
                     let mut member = incoming.member;
                     member.superblock.recovery_offset_sectors = 0;

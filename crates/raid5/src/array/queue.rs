@@ -260,7 +260,7 @@ impl QueueState {
         for errand in core.errands.drain(..) {
             self.shared.chores.write_superblocks(self.me, errand);
         }
-        self.shared.chores.set_bits(self.me, &mut core.intends);
+        self.shared.chores.open(self.me, &mut core.intends);
         if std::mem::take(&mut core.marked) {
             self.shared.chores.wake();
         }
@@ -290,6 +290,11 @@ impl QueueState {
         let result = call(&mut self.core);
         self.run();
         result
+    }
+
+    /// As [`QueueCore::swept_sums`].
+    pub(super) fn swept_sums(&self) -> Option<Vec<usize>> {
+        self.core.swept_sums()
     }
 
     /// True while a sweep of the bitmap goes on.

@@ -5,7 +5,7 @@ use super::shared::Shared;
 use crate::array::MemberDevice;
 use crate::array::manage::PendingOrders;
 use crate::array::pace::{Pace, Speeds};
-use crate::core::{Action, Device, Early, QueueCore, SyncEnd, SyncNow};
+use crate::core::{Action, Device, Early, QueueCore, Sums, SyncEnd, SyncNow};
 use crate::{Idle, Member, Role, STRIPE_SECTORS};
 use pvblk_block::planted::{Plant, has};
 use pvblk_block::stacked::Due;
@@ -17,6 +17,8 @@ use std::time::Duration;
 
 /// Interval at which the bitmap is swept: md's `daemon_sleep`.
 const SWEEP: Duration = Duration::from_secs(5);
+/// Least interval at which sums go from memory, while there are too many.
+const SQUEEZE: Duration = Duration::from_millis(100);
 /// Interval at which more stripes may begin.
 const SLICE: Duration = Duration::from_millis(20);
 /// Sleep after a queue couldn't be opened, or a slot wasn't free.
@@ -103,6 +105,8 @@ pub(super) struct SyncQueue {
     begin_at: Option<Duration>,
     /// The time of the last sweep of the bitmap.
     swept_at: Duration,
+    /// The time of the last sweep of any kind.
+    squeezed_at: Duration,
     /// Its sweep hasn't ended, or bits weren't taken away after that.
     sweeps: bool,
 }
@@ -165,24 +169,37 @@ impl SyncQueue {
             return;
         };
         let is_whole = shared.common.missing().is_none() && !shared.common.is_broken();
-        if now >= self.swept_at + SWEEP && is_whole && chunks.any() {
-            self.swept_at = now;
+        let clears = now >= self.swept_at + SWEEP && is_whole && chunks.any();
+        let has_too_many = shared.common.sums().is_some_and(Sums::are_too_many);
+        let squeezes = has_too_many && now >= self.squeezed_at + SQUEEZE;
+        if clears || squeezes {
+            self.swept_at = if clears { now } else { self.swept_at };
+            self.squeezed_at = now;
             let opened = self.queue(shared).and_then(|queue| {
                 queue.follow_members()?;
-                queue.step(QueueCore::start_sweep);
+                queue.step(|core| core.start_sweep(clears));
                 Ok(queue.is_sweeping())
             });
             match opened {
                 Ok(sweeps) => {
                     self.sweeps |= sweeps;
                     // It begins only if no member was left out: bits of what an earlier one missed may go from here on.
-                    shared.control.missed.lock().take_if(|_| sweeps);
+                    shared.control.missed.lock().take_if(|_| sweeps && clears);
                 }
                 Err(error) => tracing::debug!("{}: {error}", shared.control.name),
             }
         }
         let Some(queue) = &mut self.queue else { return };
         queue.step(QueueCore::go_on_sweeping);
+        if let (Some(sums), Some(groups)) = (shared.common.sums(), queue.swept_sums()) {
+            let mut disk = shared.disk.lock();
+            let failed = shared.try_writing(&mut disk, idle, |disk, idle| {
+                disk.write_sums(sums, &groups, idle)
+            });
+            let failed = failed.unwrap_or_else(|| disk.live());
+            drop(disk);
+            queue.step(|core| core.sums_written(failed));
+        }
         let is_sweeping = queue.is_sweeping();
         if !std::mem::replace(&mut self.sweeps, is_sweeping) || is_sweeping || !is_whole {
             return;
@@ -455,8 +472,10 @@ impl SyncQueue {
         let chunks = shared.common.chunks().filter(|_| is_whole);
         let chunks = chunks.filter(|chunks| chunks.any());
         let sweep = chunks.map(|_| (self.swept_at + SWEEP).saturating_sub(now));
+        let sums = shared.common.sums().filter(|sums| sums.are_too_many());
+        let squeeze = sums.map(|_| (self.squeezed_at + SQUEEZE).saturating_sub(now));
         let slice = self.queue.as_ref().map(|_| SLICE);
-        slice.or(retries.into_iter().chain(sweep).min())
+        slice.or(retries.into_iter().chain(sweep).chain(squeeze).min())
     }
 
     pub fn arm(&mut self, poller: &Poller) -> io::Result<Due> {

@@ -22,6 +22,8 @@ const STATE_STALE: u32 = 2;
 /// Begins the reserved bytes of a private map, which is laid out as md's bitmap is.
 const PRIVATE: [u8; PRIVATE_BYTES] = *b"pvblk map 1\0\0\0\0\0";
 const PRIVATE_BYTES: usize = 16;
+/// The same, where the array has sums. A release that doesn't know of sums takes it for no map, and so writes superblocks that say so.
+const PRIVATE_WITH_SUMS: [u8; PRIVATE_BYTES] = *b"pvblk map 2\0\0\0\0\0";
 /// The id of the device that comes back by a private map, in its reserved bytes.
 const GUIDED: Range<usize> = PRIVATE_BYTES..PRIVATE_BYTES + 16;
 /// A private map has one page, and so this many bits at most.
@@ -172,7 +174,19 @@ impl BitmapHeader {
 
     /// True if it is a private map's, else md's.
     pub fn is_private(&self) -> bool {
-        self.reserved.starts_with(&PRIVATE)
+        self.reserved.starts_with(&PRIVATE) || self.has_sums()
+    }
+
+    /// True if it is the private map of an array with sums of its blocks ([`crate::sums`]).
+    pub fn has_sums(&self) -> bool {
+        self.reserved.starts_with(&PRIVATE_WITH_SUMS)
+    }
+
+    /// The same private map for an array with sums.
+    pub fn with_sums(mut self) -> BitmapHeader {
+        debug_assert!(self.is_private());
+        self.reserved[..PRIVATE_BYTES].copy_from_slice(&PRIVATE_WITH_SUMS);
+        self
     }
 
     /// True if the device with this superblock becomes a member, and lacks only marked chunks. With md's bitmap the superblock says so

@@ -47,6 +47,18 @@ impl Flying {
 pub struct Ios {
     left: usize,
     failed: u64,
+    /// Of the roles that failed, those that couldn't be read. The others' blocks don't fit their sums.
+    unread: u64,
+}
+
+impl Ios {
+    fn new(left: usize) -> Ios {
+        Ios {
+            left,
+            failed: 0,
+            unread: 0,
+        }
+    }
 }
 
 /// A batch that is written, except to members that failed: it is acknowledged when superblocks name them.
@@ -89,11 +101,9 @@ impl QueueCore {
         record.turn_to_first();
         record.was_useful = record.known.valid != 0;
         let kind = record.kind();
-        let token = match kind.writes() {
-            true => self.may_write(token),
-            false => Some(token),
+        let Some(mut token) = self.may_begin(token, kind.writes()) else {
+            return;
         };
-        let Some(mut token) = token else { return };
         let record = token.record_mut();
         if let Kind::Sync(action) = kind {
             self.sync_opened(record.known.stripe, action);
@@ -189,10 +199,7 @@ impl QueueCore {
         if record.kind() == Kind::Write {
             self.tallies.note_prereads(plan.reads.count_ones());
         }
-        let ios = Ios {
-            left: plan.reads.count_ones() as usize,
-            failed: 0,
-        };
+        let ios = Ios::new(plan.reads.count_ones() as usize);
         let flying = self.flying.insert(Flying::Reading {
             token,
             plan,
@@ -218,10 +225,11 @@ impl QueueCore {
             return;
         };
         ios.left -= 1;
-        match ok {
+        match ok && self.common.page_fits(token.record_mut(), role) {
             true => token.record_mut().known.valid |= bit(role),
             false => ios.failed |= bit(role),
         }
+        ios.unread |= if ok { 0 } else { bit(role) };
         if ios.left > 0 {
             return;
         }
@@ -233,7 +241,7 @@ impl QueueCore {
             ios,
         } = self.flying.remove(flying)
         {
-            self.blocks_read(token, plan, (parts, again), ios.failed);
+            self.blocks_read(token, plan, (parts, again), ios);
         }
     }
 
@@ -252,15 +260,15 @@ impl QueueCore {
         }
     }
 
-    /// All reads of a plan have ended; those of these roles (a mask) failed.
+    /// All reads of a plan have ended.
     fn blocks_read(
         &mut self,
         mut token: Token<Open, Stripe>,
         plan: Plan,
         (parts, again): (usize, bool),
-        failed: u64,
+        Ios { failed, unread, .. }: Ios,
     ) {
-        let slots = bits(failed).filter_map(|role| self.now.members.reads(role));
+        let slots = bits(unread).filter_map(|role| self.now.members.reads(role));
         for slot in slots.collect::<Vec<_>>() {
             if !self.common.note_read_error(&self.now, slot) {
                 self.common.note_failure(slot);
@@ -304,7 +312,7 @@ impl QueueCore {
         }
     }
 
-    /// Two blocks of the stripe can't be read: those that need them fail.
+    /// Two blocks of the stripe can't be had: those that need them fail.
     fn lose_blocks(&mut self, token: Token<Open, Stripe>, plan: Plan, parts: usize) {
         let mut token = self.close_word(token);
         let record = token.record_mut();
@@ -312,10 +320,12 @@ impl QueueCore {
             .common
             .geometry
             .stripe_member_sector(record.known.stripe);
-        tracing::error!("raid5: sector {sector} of the members: two blocks can't be read");
+        tracing::error!(
+            "raid5: sector {sector} of the members: two blocks can't be read, or aren't those that were written"
+        );
         let lost = match record.kind() {
             // All wait for it.
-            Kind::Fix => record.fail_stripe(),
+            Kind::Fix => return self.lose_stripe(token),
             // A check passes over it.
             Kind::Sync(action) => vec![record.sync_done(action != Action::Recover)],
             Kind::Read | Kind::Write => {
@@ -324,8 +334,23 @@ impl QueueCore {
                 record.done(pieces, false)
             }
         };
+        self.lose_parts(token, lost);
+    }
+
+    /// A block of the stripe can't be made right: all parts of the stripe fail.
+    pub(super) fn lose_stripe(&mut self, mut token: Token<Closed, Stripe>) {
+        let lost = token.record_mut().fail_stripe();
+        self.lose_parts(token, lost);
+    }
+
+    fn lose_parts(&mut self, mut token: Token<Closed, Stripe>, lost: Vec<Waiting>) {
+        let record = token.record_mut();
+        let sector = self
+            .common
+            .geometry
+            .stripe_member_sector(record.known.stripe);
         record.forget();
-        record.known.bad = 0;
+        record.settle();
         let rebuilds = |waiting: &Waiting| waiting.part.is_rebuild();
         if lost.iter().any(rebuilds) {
             // Before the word is left: its next owner would count on the incoming device.
@@ -401,14 +426,23 @@ impl QueueCore {
             Kind::Sync(Action::Resync | Action::Repair) => work.mismatch,
             Kind::Sync(Action::Recover) | Kind::Write | Kind::Fix => true,
         };
+        record.waiting[0].mismatch = work.mismatch;
+        match record.kind() {
+            Kind::Sync(action) if action != Action::Check || !work.mismatch => {
+                self.common.learn_sums(record);
+            }
+            Kind::Fix if !self.common.fixed_fits(&self.now, record) => {
+                return self.lose_stripe(token);
+            }
+            _ => {}
+        }
+        if !is_left {
+            return self.end_batch(token, work.pieces, true);
+        }
         let Some(batch) = &mut record.batch else {
             debug_assert!(false, "a calculation without a batch");
             return;
         };
-        record.waiting[0].mismatch = work.mismatch;
-        if !is_left {
-            return self.end_batch(token, work.pieces, true);
-        }
         batch.pieces = work.pieces;
         let (first, blocks) = batch.plan.blocks();
         match work.calculation.logged {
@@ -454,10 +488,8 @@ impl QueueCore {
                 ((slot, Op::Write, fua), data)
             })
             .collect();
-        let ios = Ios {
-            left: writes.len(),
-            failed: 0,
-        };
+        let ios = Ios::new(writes.len());
+        self.common.note_sums(token.record_mut());
         if writes.is_empty() {
             return self.written(token, logged, 0);
         }
@@ -513,9 +545,10 @@ impl QueueCore {
         let parts = match record.kind() {
             Kind::Fix => {
                 if batch.is_some() && ok {
-                    self.common.note_fixed(&self.now, &record.known);
+                    let misfit = record.misfit;
+                    self.common.note_fixed(&self.now, &record.known, misfit);
                 }
-                record.known.bad = 0;
+                record.settle();
                 Vec::new()
             }
             Kind::Sync(_) => vec![record.sync_done(ok)],

@@ -1,6 +1,7 @@
 //! [`Common`]: the parts of an array that all its queues share.
 
 use super::arms::Arms;
+use super::fits::Misfit;
 use super::membership::{Device, Membership, Progress, Seen};
 use super::queue::Mail;
 use super::record::{Part, Stripe};
@@ -8,6 +9,7 @@ use crate::core::Action;
 use crate::core::members::{Incoming, Members};
 use crate::core::plan::{Record, View, bit};
 use crate::core::slots::{MOST_READ_ERRORS, Unsynced};
+use crate::core::sums::Sums;
 use crate::core::{Counts, State};
 use crate::words::{
     Chunks, Epoch, Errands, LogFormat, Logs, Owner, PageMemory, Places, Room, Stock, StripePages,
@@ -35,6 +37,8 @@ pub(super) struct Setup {
     pub(super) chunks: Option<Chunks>,
     /// There is none, and no private map: bits are in memory only, so that a member which comes back needn't be rebuilt whole.
     pub(super) in_memory: bool,
+    /// Its blocks have sums.
+    pub(super) has_sums: bool,
     /// Devices may be given up with I/O in flight.
     pub(super) limited: bool,
     /// Members have arms: it takes long to go from one place to another.
@@ -73,6 +77,10 @@ const MOST_CHUNKS: u64 = 1 << 15;
 impl Marks<'_> {
     fn are_on_disk(&self) -> bool {
         matches!(self, Marks::Bitmap(_))
+    }
+
+    fn have_sums(&self) -> bool {
+        matches!(self, Marks::Bitmap(bitmap) if bitmap.header().has_sums())
     }
 
     /// True if the device with this superblock lacks only what they mark.
@@ -149,6 +157,7 @@ impl Setup {
             dirty: false,
             chunks: Some(marks.chunks(&geometry)),
             in_memory: !marks.are_on_disk(),
+            has_sums: marks.have_sums(),
             limited: false,
             rotational: present().any(|(_, limits)| !limits.non_rotational),
             most_read_errors: MOST_READ_ERRORS,
@@ -222,6 +231,8 @@ pub struct Common {
     pub(super) chunks: Option<Chunks>,
     /// See [`Setup`].
     pub(super) in_memory: bool,
+    /// Only an array whose blocks have sums has them.
+    pub(super) sums: Option<Sums>,
     /// Locked while bits are set, or a rebuild passes over stripes whose bits aren't.
     pub(super) passing: Mutex<()>,
     /// Devices may be given up with I/O in flight: no memory of requests is written.
@@ -285,6 +296,9 @@ impl Common {
             }
             _ => (None, Vec::new()),
         };
+        let geometry = &setup.geometry;
+        let sums = || Sums::new(geometry.members(), geometry.member_sectors());
+        let sums = setup.has_sums.then(sums).transpose()?;
         let devices: Vec<_> = setup.devices.into_iter().map(Arc::new).collect();
         let rooms = devices.iter().map(|device| device.room());
         let memory = PageMemory::new(setup.geometry.members());
@@ -297,6 +311,7 @@ impl Common {
             logs,
             chunks: setup.chunks,
             in_memory: setup.in_memory,
+            sums,
             passing: Mutex::new(()),
             limited: setup.limited,
             stock: Stock::new(sets),
@@ -369,15 +384,29 @@ impl Common {
         now.device(slot).note_read_error() < self.most_read_errors
     }
 
-    /// The block of a record that couldn't be read was calculated and written.
-    pub(super) fn note_fixed(&self, now: &Membership, known: &Record) {
+    /// The block of a record that couldn't be read, or didn't fit its sum, was calculated and written.
+    pub(super) fn note_fixed(&self, now: &Membership, known: &Record, misfit: Option<Misfit>) {
         let role = known.bad.trailing_zeros() as usize;
         let sector = self.geometry.stripe_member_sector(known.stripe);
-        if let Some(slot) = now.members.reads(role) {
-            now.device(slot).note_corrected();
-            tracing::warn!(
-                "raid5: member {role} could not read sector {sector} of its data: it was calculated and written again"
-            );
+        let Some(slot) = now.members.reads(role) else {
+            return;
+        };
+        let device = now.device(slot);
+        match misfit {
+            // It was told already.
+            Some(Misfit::Sum) => {}
+            Some(Misfit::Block(_)) => {
+                device.note_misfit();
+                tracing::warn!(
+                    "raid5: member {role} had other bytes at sector {sector} of its data than were written there: the block was calculated and written again"
+                );
+            }
+            None => {
+                device.note_corrected();
+                tracing::warn!(
+                    "raid5: member {role} could not read sector {sector} of its data: it was calculated and written again"
+                );
+            }
         }
     }
 
@@ -391,6 +420,11 @@ impl Common {
     pub fn corrected(&self, slot: usize) -> u32 {
         let now = self.membership();
         now.devices.get(slot).map_or(0, |device| device.corrected())
+    }
+
+    /// Sums of the array's blocks, if it has them.
+    pub fn sums(&self) -> Option<&Sums> {
+        self.sums.as_ref()
     }
 
     /// A slot is another device's from now on, which hasn't failed anything yet.

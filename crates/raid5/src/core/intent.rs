@@ -5,13 +5,16 @@
 use super::Data;
 use super::common::Common;
 use super::io::Purpose;
-use super::queue::QueueCore;
+use super::queue::{Opening, QueueCore};
 use super::record::{Kind, Stripe};
+use super::sums::Sums;
 use crate::STRIPE_SECTORS;
 use crate::head_pages::bits;
+use crate::sums::GROUP_SECTORS;
 use crate::words::{Chunks, Marked, Open, Owned, Parked, Seen, Token};
 use pvblk_block::Op;
 use pvblk_block::planted::{Plant, has};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// Batches of a queue that wait for bits, and its sweep.
@@ -39,8 +42,19 @@ struct Sweep {
     epoch: u32,
     /// Batches that weren't done then, those that wait for their log included.
     stripes: Owned,
-    /// The flushes that haven't ended; `None`: they haven't begun.
-    flushes: Option<usize>,
+    /// Groups of sums that are to go from memory.
+    groups: Marked,
+    step: Step,
+}
+
+/// A sweep's steps.
+enum Step {
+    /// Batches end.
+    Waiting,
+    /// Sums are written.
+    Writing,
+    /// Members are flushed: so many aren't.
+    Flushing(usize),
 }
 
 impl Common {
@@ -119,6 +133,30 @@ impl QueueCore {
             }
             return Some(token);
         }
+        self.wait_to_open(token, true);
+        None
+    }
+
+    /// An open batch may begin: as [`QueueCore::may_write`] if it writes; and the sums of its stripe, if the array has them, are in memory.
+    pub(super) fn may_begin(
+        &mut self,
+        token: Token<Open, Stripe>,
+        writes: bool,
+    ) -> Option<Token<Open, Stripe>> {
+        let mut token = match writes {
+            true => self.may_write(token)?,
+            false => token,
+        };
+        let stripe = token.record_mut().known.stripe;
+        if self.common.sums().is_none_or(|sums| sums.stay(stripe)) {
+            return Some(token);
+        }
+        self.wait_to_open(token, writes);
+        None
+    }
+
+    fn wait_to_open(&mut self, mut token: Token<Open, Stripe>, writes: bool) {
+        let stripe = token.record_mut().known.stripe;
         if token.record_mut().kind() == Kind::Write {
             // Until it goes on, other writes needn't wait for its reads.
             self.note_ways(token.record_mut());
@@ -128,11 +166,10 @@ impl QueueCore {
         let (token, tell) = self.common.words.park(token, &self.common.epoch);
         self.tell(tell);
         self.intents.waiting.push(token);
-        self.intends.push(stripe);
-        None
+        self.intends.push(Opening { stripe, writes });
     }
 
-    /// The bits of a stripe are on all members but these (a mask of slots), which failed that.
+    /// An [`Opening`] is done; these slots (a mask) failed to get the stripe's bits.
     pub(super) fn intended(&mut self, stripe: u64, failed: u64) {
         self.devices_failed(failed);
         let is_its = |token: &mut Token<Parked, Stripe>| token.record().known.stripe == stripe;
@@ -151,42 +188,76 @@ impl QueueCore {
     }
 
     /// A sweep of the bitmap begins, as is due every few seconds, and [`QueueCore::go_on_sweeping`] follows. Nothing is cleared while a member
-    /// is missing: it may come back, and the writes that it missed have to be known.
-    pub fn start_sweep(&mut self) {
+    /// is missing: it may come back, and the writes that it missed have to be known. Groups of sums go also then, if there are too many in
+    /// memory. `bits`: false if only they are to go.
+    pub fn start_sweep(&mut self, bits: bool) {
         let Seen::Going(epoch) = self.look() else {
             return;
         };
-        let is_whole = self.now.members.failed().is_none() && !self.now.broken;
-        let (Some(chunks), true) = (&self.common.chunks, is_whole) else {
-            return;
-        };
-        if self.intents.sweep.is_some() {
+        if self.now.broken || self.intents.sweep.is_some() {
             return;
         }
-        let unsynced = self.now.unsynced();
-        let may_clear = |chunk: usize| {
-            let Range { start, end } = chunks.sectors(chunk);
-            let stripes = start / STRIPE_SECTORS..end.div_ceil(STRIPE_SECTORS);
-            !unsynced.meets(&stripes)
+        let clears = bits && self.now.members.failed().is_none();
+        let marked = match self.common.chunks.as_ref().filter(|_| clears) {
+            Some(chunks) => {
+                let unsynced = self.now.unsynced();
+                let may_clear = |chunk: usize| {
+                    let Range { start, end } = chunks.sectors(chunk);
+                    let stripes = start / STRIPE_SECTORS..end.div_ceil(STRIPE_SECTORS);
+                    !unsynced.meets(&stripes)
+                };
+                chunks.sweep(may_clear)
+            }
+            None => Marked::default(),
         };
-        let marked = chunks.sweep(may_clear);
-        if marked.is_empty() {
+        let groups = self.common.sums().map(Sums::sweep).unwrap_or_default();
+        if marked.is_empty() && groups.is_empty() {
             return;
         }
         self.intents.sweep = Some(Sweep {
+            // Both were marked before.
             stripes: self.common.words.owned(&marked),
             marked,
             epoch,
-            flushes: None,
+            groups,
+            step: Step::Waiting,
         });
     }
 
-    /// Goes on with the sweep, if there is one: when the batches that there were at its begin are done, members are flushed.
+    /// Groups of sums that have to be written before the sweep goes on, if it has come to that: dirty ones that are to go, and those of chunks whose
+    /// bits are. [`QueueCore::sums_written`] follows.
+    pub fn swept_sums(&self) -> Option<Vec<usize>> {
+        let sweep = self.intents.sweep.as_ref()?;
+        let (Step::Writing, sums) = (&sweep.step, self.common.sums()?) else {
+            return None;
+        };
+        let chunks = self.common.chunks.as_ref()?;
+        let of_chunks = sweep.marked.all().flat_map(|chunk| {
+            let Range { start, end } = chunks.sectors(chunk);
+            (start / GROUP_SECTORS) as usize..end.div_ceil(GROUP_SECTORS) as usize
+        });
+        let wanted: BTreeSet<usize> = of_chunks.chain(sweep.groups.all()).collect();
+        let mut dirty = sums.dirty();
+        dirty.retain(|group| wanted.contains(group));
+        Some(dirty)
+    }
+
+    /// The sums that the sweep waits for are on all members but these (a mask of slots).
+    pub fn sums_written(&mut self, failed: u64) {
+        if failed != 0 {
+            self.intents.sweep = None;
+            return self.devices_failed(failed);
+        }
+        self.flush_for_sweep();
+    }
+
+    /// Goes on with the sweep, if there is one: when the batches that there were at its begin are done, members are flushed. Before that, sums have
+    /// to be written, if there are any.
     pub fn go_on_sweeping(&mut self) {
         let Some(sweep) = &mut self.intents.sweep else {
             return;
         };
-        if sweep.flushes.is_some() {
+        if !matches!(sweep.step, Step::Waiting) {
             return;
         }
         let (epoch, waits) = (sweep.epoch, self.common.words.is_owned(&mut sweep.stripes));
@@ -197,17 +268,24 @@ impl QueueCore {
         if waits && !has(Plant::SweepNotAwaited) {
             return;
         }
+        match self.common.sums() {
+            None => self.flush_for_sweep(),
+            Some(_) => self.set_step(Step::Writing),
+        }
+    }
+
+    fn flush_for_sweep(&mut self) {
         let slots = self.common.volatile(&self.now);
-        self.set_flushes(slots.len() + 1);
+        self.set_step(Step::Flushing(slots.len() + 1));
         for slot in slots {
             self.start(Purpose::Sweep, (slot, Op::Flush, false), 0, Data::None);
         }
         self.sweep_flushed();
     }
 
-    fn set_flushes(&mut self, left: usize) {
+    fn set_step(&mut self, step: Step) {
         if let Some(sweep) = &mut self.intents.sweep {
-            sweep.flushes = Some(left);
+            sweep.step = step;
         }
     }
 
@@ -221,20 +299,28 @@ impl QueueCore {
         let Some(sweep) = &mut self.intents.sweep else {
             return;
         };
-        let left = sweep.flushes.as_mut().map_or(0, |left| {
+        if let Step::Flushing(left) = &mut sweep.step {
             *left -= 1;
-            *left
-        });
-        if left > 0 {
-            return;
+            if *left > 0 {
+                return;
+            }
         }
-        let Some(Sweep { marked, epoch, .. }) = self.intents.sweep.take() else {
+        let Some(Sweep {
+            marked,
+            epoch,
+            groups,
+            ..
+        }) = self.intents.sweep.take()
+        else {
             return;
         };
         if self.is_as_in(epoch)
             && let Some(chunks) = &self.common.chunks
         {
             chunks.clear(marked);
+            if let Some(sums) = self.common.sums() {
+                sums.drop_unused(groups);
+            }
             return;
         }
         let failed = self.common.failed(&self.now);

@@ -3,6 +3,7 @@
 use super::MemberIo;
 use super::membership::Device;
 use super::queue::Errand;
+use super::Opening;
 use super::tests::{Array, MEMBERS, STRIPES};
 use super::world::devices_of;
 use crate::core::Action;
@@ -35,9 +36,9 @@ fn finish(array: &mut Array, queue: usize, mut ios: Vec<MemberIo>) -> Vec<usize>
 
 /// A sweep until members are flushed for it, which isn't due before the second one.
 fn sweep(array: &mut Array) -> Vec<MemberIo> {
-    array.queues[0].start_sweep();
+    array.queues[0].start_sweep(true);
     assert!(!array.queues[0].is_sweeping(), "a bit goes early");
-    array.queues[0].start_sweep();
+    array.queues[0].start_sweep(true);
     array.queues[0].go_on_sweeping();
     array.go(0)
 }
@@ -54,7 +55,7 @@ fn is_clear(array: &Array, stripe: u64) -> bool {
 fn a_batch_waits_for_its_bit_only() {
     let mut array = Array::with_bits(whole(), &[1]);
     assert_eq!(array.write(0, 0).len(), 0, "a write without its bit");
-    assert_eq!(std::mem::take(&mut array.queues[0].intends), [0]);
+    assert_eq!(std::mem::take(&mut array.queues[0].intends), [Opening { stripe: 0, writes: true }]);
     let other = array.write(0, 1);
     array.end(0, other, MEMBERS);
     assert_eq!(array.done(0), [Status::Ok]);
@@ -158,7 +159,7 @@ fn a_sweep_that_a_member_fails_clears_nothing() {
     array.queues[0].named(0);
     array.go(0);
     // Without a member nothing is swept.
-    (0..4).for_each(|_| array.queues[0].start_sweep());
+    (0..4).for_each(|_| array.queues[0].start_sweep(true));
     assert!(!array.queues[0].is_sweeping() && !is_clear(&array, 0));
 }
 

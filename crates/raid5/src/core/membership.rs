@@ -25,6 +25,8 @@ pub struct Device {
     corrected: AtomicU32,
     /// Blocks that it couldn't read, not so long ago.
     recent: AtomicU32,
+    /// Blocks of it, since the start, that were other than was written, or whose sums were; they were made right.
+    misfits: AtomicU32,
 }
 
 impl Device {
@@ -33,6 +35,7 @@ impl Device {
             number,
             corrected: slot.corrected.into(),
             recent: AtomicU32::new(0),
+            misfits: AtomicU32::new(0),
             slot,
             room,
         }
@@ -62,6 +65,15 @@ impl Device {
     /// A block that it couldn't read was calculated and written.
     pub(super) fn note_corrected(&self) {
         self.corrected.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A block of it, or a sum on it, was other than was written, and was made right.
+    pub(super) fn note_misfit(&self) {
+        self.misfits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn misfits(&self) -> u32 {
+        self.misfits.load(Ordering::Relaxed)
     }
 
     pub(super) fn corrected(&self) -> u32 {
@@ -219,6 +231,7 @@ impl Membership {
                 number: self.device(slot).number,
                 rebuilt_sectors: rebuilt.map(|incoming| incoming.done * STRIPE_SECTORS),
                 corrected_reads: self.device(slot).corrected(),
+                misfits: self.device(slot).misfits(),
             })
         };
         self.live().filter_map(member).collect()

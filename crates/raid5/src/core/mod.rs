@@ -15,6 +15,7 @@
 //! | `streams` | writes that follow one another |
 //! | `arms` | stripes of all queues that read, where members have arms |
 //! | `batch` | a batch, from the claim of its word to the release |
+//! | `sums`, `fits` | sums of blocks in memory; blocks that don't fit theirs |
 //! | `intent` | bits of the bitmap: batches that wait for theirs, and sweeps |
 //! | `log` | units of logs that this queue writes |
 //! | `kick` | the stop that changes members |
@@ -28,6 +29,7 @@
 mod arms;
 mod batch;
 mod common;
+mod fits;
 mod gather;
 mod intent;
 mod io;
@@ -43,6 +45,7 @@ mod request;
 mod slots;
 mod state;
 mod streams;
+mod sums;
 mod sync;
 mod work;
 mod zero;
@@ -63,9 +66,10 @@ mod world;
 pub(super) use common::{Arriving, Common, Marks};
 pub(super) use kick::Change;
 pub(super) use membership::Device;
-pub(super) use queue::{Errand, Mail, QueueCore};
+pub(super) use queue::{Errand, Mail, Opening, QueueCore};
 pub use state::{Action, SyncNow, WritePath};
 pub(super) use state::{MemberNow, State};
+pub(super) use sums::Sums;
 pub(super) use sync::{Early, SyncEnd};
 pub(super) use work::Work;
 

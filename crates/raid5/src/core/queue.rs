@@ -43,7 +43,7 @@ pub enum Mail {
     MayRead,
     /// Superblocks are written; these slots (a mask) failed that. The others' superblocks name them too, unless there are too many.
     Named(u64),
-    /// Bits of a stripe are on all members but these slots (a mask), which failed that.
+    /// An [`Opening`] is done: bits of the stripe are on all members but these slots (a mask), which failed that, and its sums are in memory.
     Intended { stripe: u64, failed: u64 },
     /// Superblocks say how far an action is, but for those of these slots (a mask), whose devices failed that.
     Told(u64),
@@ -70,6 +70,14 @@ pub enum EndedOf {
         /// Parity was wrong.
         mismatch: bool,
     },
+}
+
+/// What has to be done before a batch of a stripe goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opening {
+    pub stripe: u64,
+    /// It writes: its bits are set on all members. Its sums, if the array has them, come into memory either way.
+    pub writes: bool,
 }
 
 /// Something that whoever drives a queue does for it: it writes superblocks of the members. Words are stopped, and members flushed, for a
@@ -136,8 +144,8 @@ pub struct QueueCore {
     /// To be posted.
     pub mail: Vec<(Owner, Mail)>,
     pub errands: Vec<Errand>,
-    /// Stripes whose bits are to be set on all members. The answer is [`Mail::Intended`], after [`Common::bits_are_set`].
-    pub intends: Vec<u64>,
+    /// Stripes for which batches wait. The answer is [`Mail::Intended`], after [`Common::bits_are_set`] and [`super::Sums::load`].
+    pub intends: Vec<Opening>,
     /// Bits that are in memory only were set: a sweep will be due.
     pub marked: bool,
 }

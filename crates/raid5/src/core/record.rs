@@ -1,5 +1,6 @@
 //! [`Stripe`]: the record of a stripe's word, which goes with the word's token.
 
+use super::fits::Misfit;
 use super::membership::Seen;
 use super::{Action, BatchPiece, Piece, Record, SharedRequest, bit};
 use crate::core::plan::{Calculation, Plan, View};
@@ -87,6 +88,8 @@ pub struct Stripe {
     pub(super) seen: Seen,
     /// Data was in its pages when the last batch began.
     pub(super) was_useful: bool,
+    /// The last block that was read and didn't fit its sum. None: the bad one couldn't be read.
+    pub(super) misfit: Option<Misfit>,
 }
 
 impl words::Record for Stripe {
@@ -277,6 +280,7 @@ impl Stripe {
                 valid,
                 bad: 0,
             };
+            self.misfit = None;
         }
     }
 
@@ -351,19 +355,28 @@ impl Stripe {
         self.known.valid = 0;
     }
 
-    /// All parts of the stripe fail.
+    /// No block of the stripe is bad any more.
+    pub(super) fn settle(&mut self) {
+        self.known.bad = 0;
+        self.misfit = None;
+    }
+
+    /// All parts of the stripe fail. A check, and its like, passes over it.
     pub fn fail_stripe(&mut self) -> Vec<Waiting> {
         let stripe = self.known.stripe;
         let is_its = |waiting: &mut Waiting| waiting.part.stripe == stripe;
         let mut all: Vec<Waiting> = self.waiting.extract_if(.., is_its).collect();
-        all.iter_mut().for_each(|waiting| waiting.failed = true);
+        for waiting in &mut all {
+            let passes = matches!(waiting.part.of, PartOf::Sync(action) if action != Action::Recover);
+            waiting.failed |= !passes;
+        }
         all
     }
 
     /// All parts fail.
     pub fn fail(&mut self) -> Vec<Waiting> {
         self.forget();
-        self.known.bad = 0;
+        self.settle();
         let mut all = std::mem::take(&mut self.waiting);
         all.iter_mut().for_each(|waiting| waiting.failed = true);
         all

@@ -108,7 +108,9 @@ impl QueueCore {
         for piece in pieces {
             let of = piece.array_sector..piece.array_sector + piece.sectors;
             let end = piece.place.member_sector + piece.sectors;
-            let Some(slot) = self.now.reads_directly(piece.place.member, end) else {
+            let slot = self.now.reads_directly(piece.place.member, end);
+            let slot = slot.filter(|_| self.common.may_read_directly(&of));
+            let Some(slot) = slot else {
                 self.add_span(id, of);
                 continue;
             };
@@ -135,9 +137,11 @@ impl QueueCore {
         follows.then_some(direct.sectors.start)
     }
 
-    /// A piece of a read has ended. One that the member failed is read by stripes, which calculate blocks that can't be read.
+    /// A piece of a read has ended. One that the member failed, or whose blocks don't fit their sums, is read by stripes, which calculate blocks that
+    /// can't be had.
     pub(super) fn direct_ended(&mut self, direct: Direct, ok: bool) {
-        if !ok {
+        let request = &self.active[direct.request].request;
+        if !ok || !self.common.request_fits(request, &direct.sectors) {
             self.add_span(direct.request, direct.sectors);
         }
         self.one_done(direct.request, true);

@@ -88,6 +88,8 @@ pub struct MemberNow {
     pub rebuilt_sectors: Option<u64>,
     /// Blocks that it could not read, and that were calculated and written again, ever.
     pub corrected_reads: u32,
+    /// Blocks of it, or sums on it, that were other than was written, and were made right, since the start.
+    pub misfits: u32,
 }
 
 /// The array at a moment.

@@ -78,6 +78,7 @@ impl Array {
             dirty,
             chunks,
             in_memory: matches!(policy, Policy::Ppl(_)),
+            has_sums: false,
             limited: false,
             rotational: false,
             most_read_errors: 20,

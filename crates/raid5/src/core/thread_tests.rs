@@ -83,6 +83,7 @@ impl SharedRequest {
             dirty: rng.bool(),
             chunks: None,
             in_memory: false,
+            has_sums: false,
             limited: false,
             rotational: false,
             most_read_errors: rng.u32(..3),

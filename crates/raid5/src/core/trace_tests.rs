@@ -141,6 +141,7 @@ fn array(bound: &Bound) -> Arc<Common> {
         // The model knows no blocks that can't be read once.
         chunks: None,
         in_memory: false,
+        has_sums: false,
         limited: false,
         rotational: false,
         most_read_errors: 0,

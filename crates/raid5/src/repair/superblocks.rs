@@ -179,7 +179,7 @@ pub(super) fn first_failure(failed: Result<Vec<(At, Error)>, Error>) -> Result<(
 fn renew(assembly: &mut Assembly, all: &[At], clean: bool, events: u64, now_secs: u64) {
     let (roles, _) = roles(assembly);
     let offset = resync_offset(assembly, clean);
-    let map_kept = assembly.keeps_private_map();
+    let kept = assembly.kept();
     for &at in all {
         settle_features(assembly, at);
         let Some(member) = at.of_mut(assembly) else {
@@ -187,7 +187,7 @@ fn renew(assembly: &mut Assembly, all: &[At], clean: bool, events: u64, now_secs
         };
         let sb = &mut member.superblock;
         sb.events = events;
-        sb.set_updated(now_secs, map_kept);
+        sb.set_updated(now_secs, kept);
         sb.resync_offset_sectors = offset;
         sb.set_roles(roles.clone());
     }

@@ -34,15 +34,27 @@ pub struct Chunks<P: Primitives = Native> {
 }
 
 /// Chunks that are being cleared. A batch that uses one of them and that doesn't know of it has owned its word since before a barrier that has passed.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[must_use = "they stay as they are until `clear`"]
 pub struct Marked(Vec<usize>);
 
 impl Passed for Marked {}
 
+/// A chunk as [`Chunks::peek`] found it.
+#[derive(Clone, Copy, Debug)]
+pub struct SeenChunk {
+    chunk: usize,
+    word: u64,
+}
+
 impl Marked {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// The chunks.
+    pub fn all(&self) -> impl Iterator<Item = usize> {
+        self.0.iter().copied()
     }
 }
 
@@ -142,11 +154,33 @@ impl<P: Primitives> Chunks<P> {
 
     /// Chunks that are still unused become clear; their bits may be taken away. Returns their number.
     pub fn clear(&self, marked: Marked) -> usize {
+        self.clear_each(marked).count()
+    }
+
+    /// The same, and names each chunk that became clear.
+    pub fn clear_each(&self, marked: Marked) -> impl Iterator<Item = usize> {
         let is_cleared = |chunk: &usize| {
             let word = &self.words[*chunk];
             word.exchange_relaxed(CLEARING, CLEAR).is_ok()
         };
-        marked.0.into_iter().filter(is_cleared).count()
+        marked.0.into_iter().filter(is_cleared)
+    }
+
+    /// A look at a chunk without a word of one's own; `None`: it is clear. While [`Chunks::is_as_seen`], it wasn't clear since then.
+    pub fn peek(&self, chunk: usize) -> Option<SeenChunk> {
+        let now = self.sweeps.0.load_relaxed();
+        // Noted as used, so that the next sweeps leave it.
+        if !self.use_chunk(chunk, now) {
+            return None;
+        }
+        let word = self.words[chunk].load_acquire();
+        (word & STATE == SET).then_some(SeenChunk { chunk, word })
+    }
+
+    /// True if a chunk that was looked at wasn't cleared since: a chunk that is set again has a later sweep's number.
+    pub fn is_as_seen(&self, seen: &SeenChunk) -> bool {
+        P::full_barrier();
+        self.words[seen.chunk].load_relaxed() == seen.word
     }
 
     /// True if a chunk's bit may be taken away. Only the thread that sets bits may count on it.

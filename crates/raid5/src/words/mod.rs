@@ -40,7 +40,7 @@ mod stock_tests;
 mod tests;
 
 pub use arrivals::{Arrivals, Arrived, Place};
-pub use chunks::{Chunks, Marked};
+pub use chunks::{Chunks, Marked, SeenChunk};
 pub use epoch::{Epoch, Passed, Seen, Stop};
 pub use log::{Answer, Flushing, LogErrands, LogRecord, LogStep, LogToken, Logs, Part, Writing};
 pub use packed::{Owner, Packed, Phase};

@@ -1,6 +1,7 @@
 //! The write-intent bitmap on the devices of a run.
 
-use super::{Mail, World};
+use super::{Mail, Opening, World};
+use crate::core::Sums;
 use crate::STRIPE_SECTORS;
 use crate::words::Chunks;
 use std::ops::Range;
@@ -53,7 +54,9 @@ impl World {
             return false;
         }
         let many = self.rng.usize(1..=self.intends.len());
-        let wanted: Vec<(usize, u64)> = self.intends.drain(..many).collect();
+        let wanted: Vec<(usize, Opening)> = self.intends.drain(..many).collect();
+        let writes = wanted.iter().filter(|(_, opening)| opening.writes);
+        let stripes: Vec<u64> = writes.map(|(_, opening)| opening.stripe).collect();
         let mut failed = 0;
         for slot in self.disk.live().collect::<Vec<_>>() {
             if self.devices[slot].dead {
@@ -61,16 +64,16 @@ impl World {
                 continue;
             }
             let Some(bits) = &mut self.bits else { continue };
-            let mask = wanted.iter().map(|(_, stripe)| bits.of(*stripe));
+            let mask = stripes.iter().map(|stripe| bits.of(*stripe));
             bits.on[slot] |= mask.fold(0, |all, one| all | one);
             self.cut_rarely();
         }
         if failed == 0 {
-            let stripes = wanted.iter().map(|(_, stripe)| *stripe);
             self.common.bits_are_set(stripes);
+            self.load_sums();
         }
         self.ways.bits_set += 1;
-        for (queue, stripe) in wanted {
+        for (queue, Opening { stripe, .. }) in wanted {
             // As mail: others take their turns before.
             self.post[queue][queue].push_back(Mail::Intended { stripe, failed });
         }
@@ -90,11 +93,17 @@ impl World {
         let sweeps = self.sweeps();
         let queue = sweeps.unwrap_or_else(|| self.rng.usize(..self.queues.len()));
         self.open(queue);
+        let bits = self.rng.bool();
+        if self.rng.u32(..4) == 0 {
+            self.common.sums().into_iter().for_each(Sums::squeeze);
+        }
         let core = self.queue(queue);
         match sweeps {
-            None => core.start_sweep(),
+            None => core.start_sweep(bits),
             Some(_) => core.go_on_sweeping(),
         }
+        self.write_sums(queue);
+        let core = self.queue(queue);
         let is_over = sweeps.is_some() && !core.is_sweeping();
         self.collect(queue);
         if is_over || self.rng.u32(..8) == 0 {

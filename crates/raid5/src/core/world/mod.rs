@@ -2,6 +2,7 @@
 
 mod ask;
 mod bits;
+mod rot;
 mod checks;
 pub mod device;
 mod disk;
@@ -14,13 +15,15 @@ mod syncs;
 mod ways;
 
 use super::common::{Common, Setup};
-use super::queue::{Errand, Mail, QueueCore};
+use super::queue::{Errand, Mail, Opening, QueueCore};
 use super::{Data, MemberIo, Work};
 use crate::core::members::{Incoming, Members};
 use crate::core::slots::Unsynced;
 use crate::words::{Answer, Owner, Room};
 use crate::{Geometry, Layout, LogArea, Policy, STRIPE_BYTES, STRIPE_SECTORS, ppl_signature};
+use crate::sums::SUMS_PAGE_BYTES;
 use bits::Bits;
+use rot::{Rot, sums_of};
 use device::{Device, SECTOR};
 use disk::OnDisk;
 use fastrand::Rng;
@@ -71,8 +74,11 @@ pub struct World {
     ios: Vec<Io>,
     works: Vec<(usize, Work)>,
     errands: Vec<(usize, Errand)>,
-    /// Stripes whose bits are to be set, with the queues that wait for that.
-    intends: Vec<(usize, u64)>,
+    /// Stripes that batches are to begin with, with the queues that wait for that.
+    intends: Vec<(usize, Opening)>,
+    /// Sums as they are on disk, by role; they fit all blocks. A run has no more stripes than a page has sums of. Empty: the array has none.
+    sums: Vec<[u8; SUMS_PAGE_BYTES]>,
+    rot: Option<Rot>,
     bits: Option<Bits>,
     disk: OnDisk,
     /// Stripes whose parity wasn't right at first.
@@ -172,11 +178,12 @@ impl World {
                 rng.fill(&mut parity[at as usize * SECTOR..][..STRIPE_BYTES]);
             }
         }
+        let sums = sums_of(&geometry, &contents);
         let devices = contents.into_iter();
         let devices = devices.map(|bytes| Device::new(bytes, volatile));
         let mut devices: Vec<Device> = devices.collect();
         let mut unreadable = 0;
-        if begin >= 8 || begin < 4 && rng.bool() {
+        if begin >= 8 && rng.bool() || begin < 4 && rng.bool() {
             let live: Vec<usize> = disk.live().collect();
             let slot = *rng.choice(&live).expect("some of them");
             let first = DATA_SECTORS + rng.u64(..stripes * STRIPE_SECTORS);
@@ -199,11 +206,19 @@ impl World {
         let chunks = bits
             .as_ref()
             .map(|bits| bits.chunks(geometry.member_sectors()));
+        let sums = match bits.is_some() && rng.bool() {
+            true => sums,
+            false => Vec::new(),
+        };
+        // Of whole arrays at rest one device's blocks become others.
+        let may_rot = !sums.is_empty() && begin >= 8 && unreadable == 0;
+        let rot = may_rot.then(|| Rot::of(rng.usize(..spare)));
         let common = Common::new(Setup {
             geometry,
             policy,
             chunks,
             in_memory: false,
+            has_sums: !sums.is_empty(),
             devices: devices_of(spare + 1, volatile, zeroes, room),
             members: Members::new(disk.roles.clone(), incoming),
             unsynced: Unsynced(unsynced.0.clone()),
@@ -235,6 +250,10 @@ impl World {
             works: Vec::new(),
             errands: Vec::new(),
             intends: Vec::new(),
+            fails: (rot.is_none() && rng.bool()).then(|| rng.u32(5..200)),
+            orders: rot.is_none() && (bits.is_some() || rng.u32(..3) == 0),
+            sums,
+            rot,
             has_missed: disk.missing() > 0,
             disk,
             unsynced,
@@ -245,10 +264,8 @@ impl World {
             history: History::new((0..capacity).map(|sector| value(0, sector))),
             now: 0,
             weights: [0; KINDS],
-            fails: rng.bool().then(|| rng.u32(5..200)),
             most_dead: if rng.u32(..3) == 0 { 2 } else { 1 },
             unreadable,
-            orders: bits.is_some() || rng.u32(..3) == 0,
             has_promised: false,
             bits,
             ways: Ways::default(),
@@ -274,6 +291,9 @@ impl World {
             let has_promised = std::mem::take(&mut self.has_promised);
             if self.rng.u32(..cuts) == 0 || has_promised && self.rng.u32(..4) == 0 {
                 self.cut();
+            }
+            if self.rng.u32(..32) == 0 {
+                self.rot();
             }
             if self.rng.u32(..64) == 0 {
                 self.do_rare();
@@ -450,7 +470,7 @@ impl World {
         self.errands
             .extend(q.errands.drain(..).map(|errand| (queue, errand)));
         self.intends
-            .extend(q.intends.drain(..).map(|stripe| (queue, stripe)));
+            .extend(q.intends.drain(..).map(|opening| (queue, opening)));
         let done = std::mem::take(&mut q.done);
         for completion in done {
             self.done(completion);

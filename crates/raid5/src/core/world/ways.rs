@@ -45,6 +45,9 @@ pub struct Ways {
     pub whole: usize,
     pub waited_in_vain: usize,
     pub arms_awaited: usize,
+    pub rotten: usize,
+    pub rot_found: usize,
+    pub sums_dropped: usize,
 }
 
 impl Ways {
@@ -93,6 +96,9 @@ impl Ways {
             self.whole,
             self.waited_in_vain,
             self.arms_awaited,
+            self.rotten,
+            self.rot_found,
+            self.sums_dropped,
         ];
         all.into_iter().min().unwrap_or(0)
     }

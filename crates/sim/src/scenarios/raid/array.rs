@@ -146,6 +146,7 @@ impl Array {
                 Policy::Ppl => Consistency::Ppl,
                 Policy::Bitmap => Consistency::Bitmap,
             },
+            checksums: false,
             clean: !junk,
         };
         let created = created.build().map_err(|e| e.to_string())?;
