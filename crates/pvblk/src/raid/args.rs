@@ -78,6 +78,10 @@ pub struct CreateArgs {
     /// Make no private map: a member that is away when the server ends has to be rebuilt whole then. Without effect with a bitmap
     #[arg(long)]
     pub no_map: bool,
+    /// Keep a checksum of each block of 4 KiB, so that a block which isn't what was written is found when it is read, and calculated from the others. Takes
+    /// a 1024th of each member; not with a bitmap
+    #[arg(long, conflicts_with = "no_map")]
+    pub checksums: bool,
     /// Size to use of each member, such as 10G; a plain number is KiB [default: as much as the smallest has]
     #[arg(long, value_name = "SIZE")]
     pub size: Option<String>,

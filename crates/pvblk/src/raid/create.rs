@@ -47,6 +47,7 @@ pub fn run(args: &CreateArgs) -> Result<()> {
             None => None,
         },
         private_map: !args.no_map,
+        checksums: args.checksums,
         assume_clean: args.assume_clean,
         force: args.force,
         ..CreateOptions::new(&args.name)

@@ -169,6 +169,9 @@ fn as_text(detail: &Detail) -> String {
     if detail.private_map {
         lines.push(("Private Map", "before the data".into()));
     }
+    if detail.checksums {
+        lines.push(("Checksums", "of each block of 4 KiB".into()));
+    }
     lines.push(blank());
     if let Some(serving) = &detail.serving {
         sync_lines(serving, &mut lines);
@@ -183,6 +186,11 @@ fn as_text(detail: &Detail) -> String {
     match corrected.sum::<u64>() {
         0 if detail.serving.is_none() => {}
         n => lines.extend([("Corrected Reads", n.to_string()), blank()]),
+    }
+    let misfits = detail.members.iter().map(|m| u64::from(m.checksum_errors));
+    let misfits: u64 = misfits.sum();
+    if detail.checksums && detail.serving.is_some() {
+        lines.extend([("Checksum Errors", misfits.to_string()), blank()]);
     }
     lines.extend([
         ("Name", detail.name.clone()),

@@ -5,7 +5,7 @@ use super::args::ExamineArgs;
 use super::{member, open_to_read, text};
 use anyhow::Result;
 use pvblk_raid5::{
-    Feature, Layout, MemberNames, Policy, Role, Superblock, read_superblock, sleepy, uuid_text,
+    Feature, Kept, Layout, MemberNames, Policy, Role, Superblock, read_superblock, sleepy, uuid_text,
 };
 use pvblk_volume::{SpecNames, spec_in_folder};
 use serde::Serialize;
@@ -172,6 +172,11 @@ fn describe(sb: &Superblock, device_sectors: u64) -> String {
         let offset = map.sector.wrapping_sub(8);
         let text = format!("{} sectors at offset {offset} sectors", map.sectors);
         lines.push(("Private Map", format!("{text} from superblock")));
+    }
+    if let (Kept::MapAndSums, Some(sums)) = (sb.kept(), sb.sums_area()) {
+        let offset = sums.sector.wrapping_sub(8);
+        let text = format!("{} sectors at offset {offset} sectors", sums.sectors);
+        lines.push(("Checksums", format!("{text} from superblock")));
     }
     lines.push(("Update Time", text::time(sb.utime)));
     if let Some(log) = sb.bad_block_log() {

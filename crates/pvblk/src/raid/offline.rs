@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use pvblk_block::Close;
 use pvblk_raid5 as raid5;
 use pvblk_raid5::ask::{Question, SyncProgress};
-use pvblk_raid5::{ArrayOptions, AssembleOptions, Assembly, Raid5, Role, add_spare, sleepy};
+use pvblk_raid5::{ArrayOptions, AssembleOptions, Assembly, Kept, Raid5, Role, add_spare, sleepy};
 use pvblk_volume::SpecNames;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::sync::Arc;
@@ -48,11 +48,13 @@ pub fn map(args: &MapArgs) -> Result<()> {
     let MembersArgs { members, offline } = &args.members;
     let keep = args.state == "on";
     let mut assembly = ready(found(members, offline)?, offline)?;
+    let had_sums = assembly.newest().kept() == Kept::MapAndSums;
     let changed = raid5::set_private_map(&mut assembly, keep, &mut sleepy())?;
     let array = uuid(&assembly);
     let text = match (keep, changed) {
         (true, true) => "a private map is kept from now on",
         (true, false) => "a private map was kept before",
+        (false, true) if had_sums => "no private map and no checksums are kept any more",
         (false, true) => "no private map is kept any more",
         (false, false) => "no private map was kept before",
     };

@@ -1,7 +1,7 @@
 //! Answers of an array to questions, as JSON has them.
 
 use super::{ArrayMember, ArrayState, MemberState};
-use crate::{Assembly, Geometry, Policy, Superblock, uuid_text};
+use crate::{Assembly, Geometry, Kept, Policy, Superblock, uuid_text};
 use serde::{Deserialize, Serialize};
 
 /// An array, with the words of `mdadm --detail`.
@@ -34,6 +34,9 @@ pub struct Detail {
     /// The newest superblock was written together with a private map. False after md has written it, though the map may still be there.
     #[serde(default)]
     pub private_map: bool,
+    /// It was written together with checksums of all blocks as well.
+    #[serde(default)]
+    pub checksums: bool,
     /// It was stopped in order, or nothing was written since its start.
     pub clean: bool,
     /// A place has no member that is whole.
@@ -76,6 +79,9 @@ pub struct DetailMember {
     pub rebuilt_bytes: Option<u64>,
     /// Blocks that it could not read, and that were calculated and written again, ever.
     pub corrected_reads: u32,
+    /// Blocks of it that were other than was written, or whose checksums on it were, and that were made right, since the array is served.
+    #[serde(default)]
+    pub checksum_errors: u32,
 }
 
 /// State of a device, in mdadm's words.
@@ -309,6 +315,7 @@ impl Detail {
             member_bytes: geometry.member_sectors() * 512,
             consistency_policy: policy.into(),
             private_map: sb.keeps_map(),
+            checksums: sb.kept() == Kept::MapAndSums,
             clean: true,
             degraded: false,
             in_sync_bytes: 0,
@@ -329,6 +336,7 @@ fn row(sb: &Superblock, name: &str, place: Option<usize>, state: DeviceState) ->
         name: Some(name.to_owned()),
         rebuilt_bytes: None,
         corrected_reads: sb.corrected_reads,
+        checksum_errors: 0,
     }
 }
 
@@ -340,6 +348,7 @@ fn removed(place: usize) -> DetailMember {
         name: None,
         rebuilt_bytes: None,
         corrected_reads: 0,
+        checksum_errors: 0,
     }
 }
 
@@ -356,5 +365,6 @@ fn member(m: &ArrayMember) -> DetailMember {
         name: Some(m.name.clone()),
         rebuilt_bytes: rebuilt,
         corrected_reads: m.corrected_reads,
+        checksum_errors: m.checksum_errors,
     }
 }

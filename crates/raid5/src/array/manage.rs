@@ -40,6 +40,8 @@ pub struct ArrayMember {
     pub state: MemberState,
     /// Blocks that it could not read, and that were calculated and written again, ever.
     pub corrected_reads: u32,
+    /// Blocks of it that were other than was written, or whose checksums on it were, and that were made right, since the start.
+    pub checksum_errors: u32,
 }
 
 /// Progress of a recovery, resync or check.
@@ -185,6 +187,7 @@ impl Shared {
                 .rebuilt_sectors
                 .map_or(MemberState::InSync, MemberState::Rebuilding),
             corrected_reads: m.corrected_reads,
+            checksum_errors: m.misfits,
         };
         let mut members: Vec<ArrayMember> = now.state.members.iter().map(member).collect();
         members.sort_by_key(|m| (m.place, m.state != MemberState::InSync));
@@ -199,6 +202,7 @@ impl Shared {
                 place: None,
                 state: MemberState::Spare,
                 corrected_reads: 0,
+                checksum_errors: 0,
             });
         }
         let orders = control.orders.pending();

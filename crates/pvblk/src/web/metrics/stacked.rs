@@ -4,7 +4,7 @@ use super::asker::{Asked, Question};
 use super::families::{self as f, Family};
 use super::snapshot::DiskFigures;
 use super::text::{Labels, Lines};
-use pvblk_raid5::ask::{Detail, DeviceState};
+use pvblk_raid5::ask::{Detail, DetailMember, DeviceState};
 use serde_json::Value;
 use std::io;
 
@@ -83,16 +83,22 @@ fn arrays(lines: &mut Lines<'_>, arrays: &[(Labels, Detail)]) -> io::Result<()> 
     for (label, serving) in serving() {
         samples.put(label, serving.away.len() as u64)?;
     }
-    let mut samples = lines.family(&f::ARRAY_CORRECTED)?;
-    for (label, detail) in arrays {
-        // While a member is replaced two devices are at its place.
-        let whole = detail
-            .members
-            .iter()
-            .filter(|m| m.state == DeviceState::Active);
-        for (place, member) in whole.filter_map(|m| Some((m.place?, m))) {
-            let labels = label.and("place", &place.to_string());
-            samples.put(&labels, u64::from(member.corrected_reads))?;
+    let counts: [(_, fn(&DetailMember) -> u32); 2] = [
+        (&f::ARRAY_CORRECTED, |member| member.corrected_reads),
+        (&f::ARRAY_CHECKSUM, |member| member.checksum_errors),
+    ];
+    for (family, count) in counts {
+        let mut samples = lines.family(family)?;
+        for (label, detail) in arrays {
+            // While a member is replaced two devices are at its place.
+            let whole = detail
+                .members
+                .iter()
+                .filter(|m| m.state == DeviceState::Active);
+            for (place, member) in whole.filter_map(|m| Some((m.place?, m))) {
+                let labels = label.and("place", &place.to_string());
+                samples.put(&labels, u64::from(count(member)))?;
+            }
         }
     }
     let mut samples = lines.family(&f::ARRAY_MISMATCH)?;

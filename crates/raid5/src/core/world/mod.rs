@@ -183,7 +183,7 @@ impl World {
         let devices = devices.map(|bytes| Device::new(bytes, volatile));
         let mut devices: Vec<Device> = devices.collect();
         let mut unreadable = 0;
-        if begin >= 8 && rng.bool() || begin < 4 && rng.bool() {
+        if begin >= 8 && rng.u32(..4) > 0 || begin < 4 && rng.bool() {
             let live: Vec<usize> = disk.live().collect();
             let slot = *rng.choice(&live).expect("some of them");
             let first = DATA_SECTORS + rng.u64(..stripes * STRIPE_SECTORS);
@@ -201,12 +201,16 @@ impl World {
             segments: rng.usize(2..=6),
         };
         let shift = rng.u32(2..6);
-        let bits = matches!(policy, Policy::Bitmap { .. })
-            .then(|| Bits::new(shift, spare + 1, &unsynced.0));
+        let has_map = match policy {
+            Policy::Resync => false,
+            Policy::Ppl(_) => rng.u32(..3) > 0,
+            Policy::Bitmap { .. } => true,
+        };
+        let bits = has_map.then(|| Bits::new(shift, spare + 1, &unsynced.0));
         let chunks = bits
             .as_ref()
             .map(|bits| bits.chunks(geometry.member_sectors()));
-        let sums = match bits.is_some() && rng.bool() {
+        let sums = match bits.is_some() && rng.u32(..3) > 0 {
             true => sums,
             false => Vec::new(),
         };

@@ -1,7 +1,7 @@
 //! Orders of a run: devices are taken in, and members thrown out.
 
-use super::device::Device;
-use super::{World, devices_of};
+use super::device::{Device, SECTOR};
+use super::{DATA_SECTORS, World, devices_of};
 use std::sync::Arc;
 
 impl World {
@@ -39,7 +39,9 @@ impl World {
             return false;
         }
         let old = &self.devices[slot];
-        let contents = old.cut(&[], &mut self.rng);
+        let mut contents = old.cut(&[], &mut self.rng);
+        // Its log is made empty before superblocks tell of it.
+        contents[..DATA_SECTORS as usize * SECTOR].fill(0);
         self.ways.taken_back += 1;
         self.arrive((slot, role), Device::new(contents, old.volatile), true);
         true

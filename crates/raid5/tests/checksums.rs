@@ -1,0 +1,585 @@
+//! Arrays whose blocks have checksums, on members whose blocks become others.
+
+use fastrand::Rng;
+use pvblk_block::{
+    BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Reclaim, Request, RequestFlags, Status,
+};
+use pvblk_raid5::{
+    ArrayOptions, AssembleOptions, Assembly, BackgroundWork, Blocking, Consistency,
+    CreateOptions, Geometry, Raid5, STRIPE_BYTES, STRIPE_SECTORS, SyncAction, assemble, create, prepare,
+    sleepy,
+};
+use pvblk_testing::{seed, wait};
+use std::sync::Arc;
+use std::time::Duration;
+
+const MEMBER_BYTES: u64 = 24 << 20;
+const CHUNK_SECTORS: u32 = 16;
+/// Blocks of the array.
+type Block = [u8; STRIPE_BYTES];
+
+/// Members, and the server that has them.
+struct Server {
+    devices: Vec<(String, Arc<dyn BlockDevice>)>,
+    /// None: it is stopped.
+    array: Option<(Arc<Raid5>, BackgroundWork, Queue)>,
+    geometry: Geometry,
+    data_sectors: u64,
+    now: Duration,
+    /// The blocks of the array.
+    holds: Vec<Block>,
+    rng: Rng,
+}
+
+fn devices(count: usize) -> Vec<(String, Arc<dyn BlockDevice>)> {
+    let open = |n: usize| {
+        let device = pvblk_volume::open(&format!("mem:{MEMBER_BYTES}")).unwrap();
+        (format!("m{n}"), device)
+    };
+    (0..count).map(open).collect()
+}
+
+fn again(devices: &[(String, Arc<dyn BlockDevice>)]) -> Vec<(String, Arc<dyn BlockDevice>)> {
+    devices
+        .iter()
+        .map(|(name, device)| (name.clone(), Arc::clone(device)))
+        .collect()
+}
+
+impl Server {
+    fn new(members: usize, consistency: Consistency, seed: u64) -> Server {
+        let devices = devices(members);
+        let mut how = CreateOptions::new("sums");
+        how.chunk_sectors = CHUNK_SECTORS;
+        how.consistency = consistency;
+        how.checksums = true;
+        let assembly = create(again(&devices), &how, &mut sleepy()).unwrap();
+        let blocks = assembly.geometry.capacity_sectors() / STRIPE_SECTORS;
+        let mut server = Server {
+            devices,
+            array: None,
+            geometry: assembly.geometry,
+            data_sectors: assembly.newest().data_offset_sectors,
+            now: Duration::ZERO,
+            holds: vec![[0; STRIPE_BYTES]; blocks as usize],
+            rng: Rng::with_seed(seed),
+        };
+        server.start();
+        server
+    }
+
+    fn start(&mut self) {
+        let found = again(&self.devices);
+        let options = AssembleOptions {
+            resync_later: true,
+            ..AssembleOptions::default()
+        };
+        let mut assembly = assemble(found, &options, &mut sleepy()).unwrap();
+        prepare(&mut assembly, &options, &mut |_, _| {}, &mut sleepy()).unwrap();
+        self.serve(assembly);
+    }
+
+    fn serve(&mut self, assembly: Assembly) {
+        let options = ArrayOptions {
+            stripes: 64,
+            ..ArrayOptions::default()
+        };
+        let array = Raid5::start(assembly, &options).unwrap();
+        let background = BackgroundWork::new(&array);
+        let device: Arc<dyn BlockDevice> = array.clone();
+        let queue = Queue::open(&device, &QueueContext::new(64)).unwrap();
+        self.array = Some((array, background, queue));
+    }
+
+    fn array(&self) -> &Raid5 {
+        &self.array.as_ref().expect("it is served").0
+    }
+
+    /// Ends in order, or as by a crash of the server.
+    fn end(&mut self, in_order: bool) {
+        let (array, background, queue) = self.array.take().expect("it is served");
+        drop(queue);
+        drop(background);
+        if in_order {
+            array.stop(&mut sleepy()).unwrap();
+        }
+    }
+
+    /// No page of the stripe cache is valid any more, and sums that are in memory go after the next sweep.
+    fn forget(&mut self) {
+        self.array().give_way();
+    }
+
+    /// The background works, as if so much time had passed.
+    fn pass(&mut self, time: Duration) {
+        let (_, background, _) = self.array.as_mut().expect("it is served");
+        let end = self.now + time;
+        while self.now < end {
+            self.now += Duration::from_millis(100);
+            (0..6).for_each(|_| background.work(self.now));
+        }
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..100_000 {
+            self.pass(Duration::from_millis(100));
+            if !self.array.as_ref().expect("it is served").1.is_busy() {
+                return;
+            }
+        }
+        panic!("the background never ends");
+    }
+
+    fn ask(&mut self, request: Box<Request>) -> Completion {
+        let (_, background, queue) = self.array.as_mut().expect("it is served");
+        queue.submit(&mut vec![request]);
+        let mut done = Vec::new();
+        let now = self.now;
+        wait("a request", || {
+            background.work(now);
+            queue.poll(&mut done);
+            !done.is_empty()
+        });
+        done.remove(0)
+    }
+
+    /// Writes blocks of the array, of which nothing else is like them.
+    fn write(&mut self, block: usize, blocks: usize) {
+        let buffer = Buffer::anonymous(blocks * STRIPE_BYTES).unwrap();
+        for n in 0..blocks {
+            self.rng.fill(&mut self.holds[block + n]);
+            buffer.write(n * STRIPE_BYTES, &self.holds[block + n]);
+        }
+        let sector = block as u64 * STRIPE_SECTORS;
+        let request = Request::with_buffers(Op::Write, sector, vec![buffer], 0);
+        assert_eq!(self.ask(request).status, Status::Ok);
+    }
+
+    /// A part of a block is written, so that the rest of it is read.
+    fn write_part(&mut self, block: usize) {
+        let sector = self.rng.u64(..STRIPE_SECTORS);
+        let at = sector as usize * 512;
+        let part = &mut self.holds[block][at..at + 512];
+        self.rng.fill(part);
+        let buffer = Buffer::anonymous(4096).unwrap().slice(0, 512).unwrap();
+        buffer.write(0, part);
+        let sector = block as u64 * STRIPE_SECTORS + sector;
+        let request = Request::with_buffers(Op::Write, sector, vec![buffer], 0);
+        assert_eq!(self.ask(request).status, Status::Ok);
+    }
+
+    /// Reads sectors of the array: `None` if that failed, else whether they are as they were written.
+    fn read_sectors(&mut self, sector: u64, sectors: u64) -> Option<bool> {
+        let buffer = Buffer::anonymous(sectors as usize * 512).unwrap();
+        let request = Request::with_buffers(Op::Read, sector, vec![buffer], 0);
+        let done = self.ask(request);
+        if done.status != Status::Ok {
+            return None;
+        }
+        let bytes = done.request.buffers[0].to_vec();
+        let is_right = |n: u64| {
+            let sector = sector + n;
+            let block = &self.holds[(sector / STRIPE_SECTORS) as usize];
+            let at = (sector % STRIPE_SECTORS) as usize * 512;
+            block[at..at + 512] == bytes[n as usize * 512..][..512]
+        };
+        Some((0..sectors).all(is_right))
+    }
+
+    fn read(&mut self, block: usize, blocks: usize) -> Option<bool> {
+        let sector = block as u64 * STRIPE_SECTORS;
+        self.read_sectors(sector, blocks as u64 * STRIPE_SECTORS)
+    }
+
+    /// True if all blocks are as they were written.
+    fn is_whole(&mut self) -> bool {
+        let all = self.holds.len();
+        (0..all)
+            .step_by(64)
+            .all(|block| self.read(block, 64.min(all - block)) == Some(true))
+    }
+
+    fn write_all(&mut self) {
+        let all = self.holds.len();
+        (0..all)
+            .step_by(64)
+            .for_each(|block| self.write(block, 64.min(all - block)));
+    }
+
+    /// The sector of a member where its block of a stripe is.
+    fn sector_of(&self, stripe: u64) -> u64 {
+        self.data_sectors + stripe * STRIPE_SECTORS
+    }
+
+    fn raw(&self, member: usize, sector: u64) -> Block {
+        let mut block = [0; STRIPE_BYTES];
+        let mut disk = Blocking::open(&self.devices[member].1).unwrap();
+        disk.read(sector, &mut block, &mut sleepy()).unwrap();
+        block
+    }
+
+    fn set_raw(&self, member: usize, sector: u64, block: &Block) {
+        let mut disk = Blocking::open(&self.devices[member].1).unwrap();
+        disk.write(sector, block, &mut sleepy()).unwrap();
+    }
+
+    /// A bit of a member's block flips.
+    fn flip(&mut self, member: usize, sector: u64) {
+        let mut block = self.raw(member, sector);
+        block[self.rng.usize(..STRIPE_BYTES)] ^= 1 << self.rng.u32(..8);
+        self.set_raw(member, sector, &block);
+    }
+
+    /// Checksum errors by place.
+    fn errors(&self) -> Vec<u32> {
+        let mut members = self.array().state().members;
+        members.sort_by_key(|member| member.place);
+        members.iter().map(|member| member.checksum_errors).collect()
+    }
+
+    fn all_errors(&self) -> u32 {
+        self.errors().iter().sum()
+    }
+
+    fn check(&mut self) -> u64 {
+        self.array().sync(Some(SyncAction::Check)).unwrap();
+        self.settle();
+        let state = self.array().state();
+        assert_eq!(state.trouble, None);
+        state.mismatch_sectors
+    }
+
+    /// The block of the array that a member's block is, unless it is parity.
+    fn block_at(&self, member: usize, stripe: u64) -> Option<usize> {
+        let sector = self.geometry.array_sector(member, stripe * STRIPE_SECTORS)?;
+        Some((sector / STRIPE_SECTORS) as usize)
+    }
+}
+
+const POLICIES: [Consistency; 2] = [Consistency::Ppl, Consistency::Resync];
+
+#[test]
+fn a_flipped_bit_is_found_and_made_right() {
+    for policy in POLICIES {
+        let mut server = Server::new(4, policy, 1);
+        server.write_all();
+        for restarts in [false, true] {
+            if restarts {
+                server.end(true);
+                server.start();
+            }
+            let before = server.all_errors();
+            let places = [(0, 0), (1, 1), (2, 700), (3, 1024), (0, 1500), (3, 2047)];
+            let was = places.map(|(member, stripe)| server.raw(member, server.sector_of(stripe)));
+            for (member, stripe) in places {
+                server.flip(member, server.sector_of(stripe));
+            }
+            assert!(server.is_whole(), "{policy:?}");
+            // Reads look at no parity.
+            assert_eq!(server.check(), 0, "{policy:?}");
+            assert_eq!(server.all_errors() - before, 6, "{policy:?}");
+            for ((member, stripe), was) in places.into_iter().zip(was) {
+                assert_eq!(server.raw(member, server.sector_of(stripe)), was);
+            }
+        }
+    }
+}
+
+#[test]
+fn without_checksums_a_flipped_bit_is_what_the_guest_reads() {
+    let mut server = Server::new(4, Consistency::Ppl, 2);
+    server.end(true);
+    let found = again(&server.devices);
+    let options = AssembleOptions::default();
+    let mut assembly = assemble(found, &options, &mut sleepy()).unwrap();
+    prepare(&mut assembly, &options, &mut |_, _| {}, &mut sleepy()).unwrap();
+    assert!(pvblk_raid5::set_private_map(&mut assembly, false, &mut sleepy()).unwrap());
+    server.serve(assembly);
+    server.write_all();
+    let member = server.geometry.locate(0).member;
+    server.flip(member, server.sector_of(0));
+    assert_eq!(server.read(0, 1), Some(false));
+}
+
+#[test]
+fn a_part_of_a_block_is_compared_whole() {
+    let mut server = Server::new(4, Consistency::Ppl, 3);
+    server.write_all();
+    let place = server.geometry.locate(80);
+    let stripe = place.member_sector / STRIPE_SECTORS;
+    let mut block = server.raw(place.member, server.sector_of(stripe));
+    block[100] ^= 1;
+    server.set_raw(place.member, server.sector_of(stripe), &block);
+    assert_eq!(server.read_sectors(80, 1), Some(true));
+    assert_eq!(server.all_errors(), 1);
+    // The flipped byte lies in another sector than the one that is read.
+    server.forget();
+    server.flip(place.member, server.sector_of(stripe));
+    assert_eq!(server.read_sectors(83, 2), Some(true));
+    assert_eq!(server.all_errors(), 2);
+}
+
+#[test]
+fn a_wrong_sum_is_made_right_and_counted_for_the_member_that_has_it() {
+    let mut server = Server::new(4, Consistency::Ppl, 4);
+    server.write_all();
+    server.end(true);
+    let area = {
+        let found = again(&server.devices);
+        let assembly = assemble(found, &AssembleOptions::default(), &mut sleepy()).unwrap();
+        assembly.newest().sums_area().unwrap()
+    };
+    let right = server.raw(2, area.sector);
+    let mut page = right;
+    page[40..48].fill(0x5a);
+    server.set_raw(2, area.sector, &page);
+    server.start();
+    assert!(server.is_whole());
+    assert_eq!(server.check(), 0);
+    assert_eq!(server.errors(), [0, 0, 2, 0]);
+    server.end(true);
+    assert_eq!(server.raw(2, area.sector), right);
+}
+
+#[test]
+fn a_missing_member_leaves_no_wrong_data() {
+    let mut server = Server::new(4, Consistency::Ppl, 5);
+    server.write_all();
+    server.array().fail(1).unwrap();
+    server.settle();
+    assert_eq!(server.array().failed(), Some(1));
+    assert!(server.is_whole(), "degraded");
+    // Its sums are on the member of place 3.
+    let stripe = 5;
+    let block = server.block_at(2, stripe).expect("data");
+    server.flip(2, server.sector_of(stripe));
+    assert_eq!(server.read(block, 1), None, "nothing tells what it was");
+    let other = server.block_at(3, stripe).or(server.block_at(0, stripe));
+    assert_eq!(server.read(other.unwrap(), 1), Some(true));
+}
+
+#[test]
+fn a_rebuilt_member_is_protected_again() {
+    let mut server = Server::new(4, Consistency::Ppl, 6);
+    server.write_all();
+    server.array().fail(1).unwrap();
+    server.settle();
+    for block in (0..server.holds.len()).step_by(7) {
+        server.write(block, 1);
+    }
+    let spare = devices(1).remove(0);
+    let name = "spare".to_owned();
+    server
+        .array()
+        .add(&name, &spare.1, false, &mut sleepy())
+        .unwrap();
+    server.settle();
+    assert_eq!(server.array().failed(), None);
+    server.devices[1] = (name, spare.1);
+    for restarts in [false, true] {
+        if restarts {
+            server.end(true);
+            server.start();
+        }
+        let before = server.all_errors();
+        for member in 0..4 {
+            for stripe in [3 + member as u64 * 500, 40 + member as u64 * 900] {
+                server.flip(member, server.sector_of(stripe));
+            }
+        }
+        assert!(server.is_whole());
+        assert_eq!(server.check(), 0);
+        assert_eq!(server.all_errors() - before, 8, "restarts {restarts}");
+    }
+}
+
+#[test]
+fn a_replaced_member_is_protected_again() {
+    let mut server = Server::new(4, Consistency::Ppl, 7);
+    server.write_all();
+    let spare = devices(1).remove(0);
+    let name = "spare".to_owned();
+    server
+        .array()
+        .add(&name, &spare.1, false, &mut sleepy())
+        .unwrap();
+    server.array().replace(2).unwrap();
+    server.settle();
+    server.devices[2] = (name, spare.1);
+    server.end(true);
+    server.start();
+    for member in 0..4 {
+        server.flip(member, server.sector_of(9 + member as u64 * 500));
+    }
+    assert!(server.is_whole());
+    assert_eq!(server.check(), 0);
+    assert_eq!(server.all_errors(), 4);
+}
+
+#[test]
+fn after_a_crash_sums_are_right_or_unknown() {
+    for policy in POLICIES {
+        let mut server = Server::new(4, policy, 8);
+        server.write_all();
+        // Marks of chunks that aren't used go.
+        server.pass(Duration::from_secs(20));
+        let used = server.holds.len() / 2;
+        (0..40).for_each(|n| server.write(used + n, 1));
+        server.end(false);
+        server.start();
+        server.settle();
+        assert!(server.is_whole(), "{policy:?}");
+        assert_eq!(server.check(), 0);
+        assert_eq!(server.all_errors(), 0, "{policy:?}");
+        // Far from what was written, sums have survived.
+        server.flip(1, server.sector_of(2));
+        let block = server.block_at(1, 2).or(server.block_at(0, 2)).unwrap();
+        assert_eq!(server.read(block, 1), Some(true));
+        assert_eq!(server.check(), 0);
+        assert_eq!(server.all_errors(), 1, "{policy:?}");
+        // And the check has made all others anew.
+        let stripe = server.geometry.stripe_of(used as u64 * STRIPE_SECTORS);
+        server.flip(0, server.sector_of(stripe));
+        assert_eq!(server.check(), 0);
+        assert!(server.is_whole(), "{policy:?}");
+        assert_eq!(server.all_errors(), 2, "{policy:?}");
+    }
+}
+
+#[test]
+fn two_wrong_blocks_of_a_stripe_fail_and_nothing_is_written() {
+    let mut server = Server::new(4, Consistency::Ppl, 9);
+    server.write_all();
+    let stripe = 11;
+    for member in [0, 2] {
+        server.flip(member, server.sector_of(stripe));
+    }
+    let was: Vec<Block> = (0..4)
+        .map(|member| server.raw(member, server.sector_of(stripe)))
+        .collect();
+    for member in [0, 2] {
+        if let Some(block) = server.block_at(member, stripe) {
+            assert_eq!(server.read(block, 1), None);
+        }
+    }
+    let check = server.check();
+    assert_eq!(check, 0, "a check passes over it");
+    for (member, was) in was.iter().enumerate() {
+        assert!(server.raw(member, server.sector_of(stripe)) == *was);
+    }
+    // Whoever writes all of the stripe makes it right.
+    for member in 0..4 {
+        if let Some(block) = server.block_at(member, stripe) {
+            server.holds[block].fill(0);
+        }
+    }
+    let row = server.geometry.stripe_row(stripe);
+    let sectors = server.geometry.row_sectors();
+    let first = (row * sectors / STRIPE_SECTORS) as usize;
+    server.write(first, (sectors / STRIPE_SECTORS) as usize);
+    assert!(server.is_whole());
+}
+
+/// Faults of one device: a write that it lost, that went elsewhere, a flipped bit, or a page of sums that is overwritten.
+#[test]
+fn faults_of_single_blocks_are_found_and_made_right() {
+    let count = std::env::var("PVBLK_FAULTS").map_or(1500, |n| n.parse().unwrap());
+    let seed = seed();
+    let mut server = Server::new(4, Consistency::Ppl, seed);
+    server.write_all();
+    let stripes = server.geometry.stripes();
+    let mut found = 0;
+    for fault in 0..count {
+        let member = server.rng.usize(..4);
+        let stripe = server.rng.u64(..stripes);
+        let sector = server.sector_of(stripe);
+        let block = server.block_at(member, stripe);
+        let wrong = match (server.rng.u32(..3), block) {
+            (0, Some(block)) => {
+                // Acknowledged and lost.
+                let old = server.raw(member, sector);
+                server.write(block, 1);
+                server.set_raw(member, sector, &old);
+                vec![stripe]
+            }
+            (1, Some(block)) => {
+                // It went to another stripe.
+                let other = (stripe + 1 + server.rng.u64(..stripes - 1)) % stripes;
+                let old = server.raw(member, sector);
+                server.write(block, 1);
+                let new = server.raw(member, sector);
+                server.set_raw(member, sector, &old);
+                server.set_raw(member, server.sector_of(other), &new);
+                vec![stripe, other]
+            }
+            _ => {
+                server.flip(member, sector);
+                vec![stripe]
+            }
+        };
+        server.forget();
+        let before = server.errors();
+        for stripe in wrong.iter().copied() {
+            match server.block_at(member, stripe) {
+                Some(block) if server.rng.bool() => {
+                    assert_eq!(server.read(block, 1), Some(true), "fault {fault}");
+                }
+                Some(block) => server.write_part(block),
+                // Parity: whoever writes a part of another block reads it.
+                None => {
+                    let other = (0..4).find_map(|other| server.block_at(other, stripe));
+                    server.write_part(other.unwrap());
+                }
+            }
+        }
+        let mut after = server.errors();
+        after[member] -= wrong.len() as u32;
+        assert_eq!(after, before, "fault {fault} at {member} {wrong:?}");
+        found += wrong.len();
+        if fault % 500 == 499 {
+            // Sums are dropped from memory, and come again.
+            server.end(true);
+            server.start();
+        }
+    }
+    assert!(server.is_whole());
+    assert_eq!(server.check(), 0);
+    println!("{found} wrong blocks of {count} faults, all found and made right");
+}
+
+#[test]
+fn a_bitmap_and_checksums_exclude_each_other() {
+    let mut how = CreateOptions::new("both");
+    how.consistency = Consistency::Bitmap;
+    how.checksums = true;
+    let error = create(devices(3), &how, &mut sleepy()).err().unwrap();
+    assert_eq!(
+        error.to_string(),
+        "checksums need the private map, which arrays with a write-intent bitmap don't have: take a partial parity log"
+    );
+}
+
+#[test]
+fn flags_of_requests_change_nothing() {
+    let mut server = Server::new(3, Consistency::Ppl, 10);
+    let row = (server.geometry.row_sectors() / STRIPE_SECTORS) as usize;
+    // Whole rows from buffers that stay as they are: nothing is copied.
+    let buffer = Buffer::anonymous(row * STRIPE_BYTES).unwrap();
+    for n in 0..row {
+        server.rng.fill(&mut server.holds[n]);
+        buffer.write(n * STRIPE_BYTES, &server.holds[n]);
+    }
+    let mut request = Request::with_buffers(Op::Write, 0, vec![buffer], 0);
+    request.flags = RequestFlags::STABLE_BUFFERS | RequestFlags::FUA;
+    assert_eq!(server.ask(request).status, Status::Ok);
+    let mut request = Request::new(Op::WriteZeroes, row as u64 * 8, row as u64 * 8, 0);
+    request.flags = RequestFlags::empty();
+    assert_eq!(server.ask(request).status, Status::Ok);
+    // Two in the first row, one in the second, which is zeros.
+    for (member, stripe) in [(0, 0), (1, 2), (2, 1)] {
+        server.flip(member, server.sector_of(stripe));
+    }
+    assert!(server.is_whole());
+    assert_eq!(server.check(), 0);
+    assert_eq!(server.all_errors(), 3);
+}
