@@ -57,6 +57,10 @@ plants! {
     MapForgotten "array-map-forgotten"
     /// RAID-5: A chunk's mark is taken away while a batch of it is in flight.
     SweepNotAwaited "array-sweep-not-awaited"
+    /// RAID-5: Checksums of chunks that were being written count after a crash.
+    SumsKeptAfterCrash "array-sums-kept-after-crash"
+    /// RAID-5: A chunk's mark is taken away while its checksums on disk are those of older blocks.
+    SumsNotSwept "array-sums-not-swept"
     /// RAID-5: Superblocks name a failed member while the others have data in their caches.
     KickNotFlushed "array-kick-not-flushed"
     /// Page cache: A page that was written to during its write-back counts as clean.

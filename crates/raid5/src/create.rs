@@ -7,10 +7,10 @@
 
 use super::bitmap::BitmapHeader;
 use super::geometry::{Geometry, Layout};
+use super::sums::sums_sectors;
 use super::superblock::{
     FIXED_BYTES, Feature, NO_OFFSET, Role, SUPER_BYTES, Superblock, SuperblockError,
 };
-use super::sums::sums_sectors;
 use pvblk_block::Error;
 
 /// The bitmap, the log, or the room for a later bitmap starts 4 KiB after the superblock.

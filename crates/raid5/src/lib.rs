@@ -77,6 +77,6 @@ pub use recover::{Repair, RepairPlan};
 pub use repair::{Raid5Progress, prepare, write_superblocks};
 pub use spare::{add_spare, make_spare};
 pub use superblock::{
-    BadBlock, Feature, Kept, LogArea, NO_OFFSET, Policy, Role, SUPER_BYTES, SUPER_MAGIC, SUPER_SECTOR,
-    Superblock, SuperblockError,
+    BadBlock, Feature, Kept, LogArea, NO_OFFSET, Policy, Role, SUPER_BYTES, SUPER_MAGIC,
+    SUPER_SECTOR, Superblock, SuperblockError,
 };

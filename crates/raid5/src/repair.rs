@@ -26,8 +26,8 @@ mod superblocks;
 pub(super) use bitmap::{any_bitmap_header, erase_map, write_pages};
 pub(super) use disks::{At, Disk, Disks};
 pub(super) use log::empty_log;
-pub use superblocks::write_superblocks;
 pub(super) use sums::{Page, read_group, write_group};
+pub use superblocks::write_superblocks;
 pub(super) use superblocks::{Says, names_missing, write_progress, write_superblocks_on};
 
 use super::assemble::{AssembleOptions, Assembly};
@@ -102,7 +102,9 @@ pub fn prepare(
             (true, true) => bitmap.marked_ranges().collect(),
             (true, false) => Vec::new(),
         };
-        sums::erase(assembly, &mut disks, &behind, idle)?;
+        if !has(Plant::SumsKeptAfterCrash) {
+            sums::erase(assembly, &mut disks, &behind, idle)?;
+        }
     }
     // The last start or stop may have been cut off between two superblocks. A member that is missing becomes
     // stale now, because it lacks all later writes.

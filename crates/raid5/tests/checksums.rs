@@ -2,12 +2,12 @@
 
 use fastrand::Rng;
 use pvblk_block::{
-    BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Reclaim, Request, RequestFlags, Status,
+    BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Reclaim, Request, RequestFlags,
+    Status,
 };
 use pvblk_raid5::{
-    ArrayOptions, AssembleOptions, Assembly, BackgroundWork, Blocking, Consistency,
-    CreateOptions, Geometry, Raid5, STRIPE_BYTES, STRIPE_SECTORS, SyncAction, assemble, create, prepare,
-    sleepy,
+    ArrayOptions, AssembleOptions, Assembly, BackgroundWork, Blocking, Consistency, CreateOptions,
+    Geometry, Raid5, STRIPE_BYTES, STRIPE_SECTORS, SyncAction, assemble, create, prepare, sleepy,
 };
 use pvblk_testing::{seed, wait};
 use std::sync::Arc;
@@ -234,7 +234,10 @@ impl Server {
     fn errors(&self) -> Vec<u32> {
         let mut members = self.array().state().members;
         members.sort_by_key(|member| member.place);
-        members.iter().map(|member| member.checksum_errors).collect()
+        members
+            .iter()
+            .map(|member| member.checksum_errors)
+            .collect()
     }
 
     fn all_errors(&self) -> u32 {
@@ -251,7 +254,9 @@ impl Server {
 
     /// The block of the array that a member's block is, unless it is parity.
     fn block_at(&self, member: usize, stripe: u64) -> Option<usize> {
-        let sector = self.geometry.array_sector(member, stripe * STRIPE_SECTORS)?;
+        let sector = self
+            .geometry
+            .array_sector(member, stripe * STRIPE_SECTORS)?;
         Some((sector / STRIPE_SECTORS) as usize)
     }
 }

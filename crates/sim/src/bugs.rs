@@ -131,6 +131,8 @@ const ARRAY: &[Plant] = &[
     Plant::MissedNotMarked,
     Plant::MapForgotten,
     Plant::SweepNotAwaited,
+    Plant::SumsKeptAfterCrash,
+    Plant::SumsNotSwept,
     Plant::KickNotFlushed,
 ];
 

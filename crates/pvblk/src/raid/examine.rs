@@ -5,7 +5,8 @@ use super::args::ExamineArgs;
 use super::{member, open_to_read, text};
 use anyhow::Result;
 use pvblk_raid5::{
-    Feature, Kept, Layout, MemberNames, Policy, Role, Superblock, read_superblock, sleepy, uuid_text,
+    Feature, Kept, Layout, MemberNames, Policy, Role, Superblock, read_superblock, sleepy,
+    uuid_text,
 };
 use pvblk_volume::{SpecNames, spec_in_folder};
 use serde::Serialize;

@@ -238,7 +238,7 @@ impl QueueCore {
         });
         let wanted: BTreeSet<usize> = of_chunks.chain(sweep.groups.all()).collect();
         let mut dirty = sums.dirty();
-        dirty.retain(|group| wanted.contains(group));
+        dirty.retain(|group| wanted.contains(group) && !has(Plant::SumsNotSwept));
         Some(dirty)
     }
 

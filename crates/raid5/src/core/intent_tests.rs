@@ -1,9 +1,9 @@
 //! Bits of the bitmap, step by step.
 
 use super::MemberIo;
+use super::Opening;
 use super::membership::Device;
 use super::queue::Errand;
-use super::Opening;
 use super::tests::{Array, MEMBERS, STRIPES};
 use super::world::devices_of;
 use crate::core::Action;
@@ -55,7 +55,13 @@ fn is_clear(array: &Array, stripe: u64) -> bool {
 fn a_batch_waits_for_its_bit_only() {
     let mut array = Array::with_bits(whole(), &[1]);
     assert_eq!(array.write(0, 0).len(), 0, "a write without its bit");
-    assert_eq!(std::mem::take(&mut array.queues[0].intends), [Opening { stripe: 0, writes: true }]);
+    assert_eq!(
+        std::mem::take(&mut array.queues[0].intends),
+        [Opening {
+            stripe: 0,
+            writes: true
+        }]
+    );
     let other = array.write(0, 1);
     array.end(0, other, MEMBERS);
     assert_eq!(array.done(0), [Status::Ok]);

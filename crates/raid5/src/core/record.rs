@@ -367,7 +367,8 @@ impl Stripe {
         let is_its = |waiting: &mut Waiting| waiting.part.stripe == stripe;
         let mut all: Vec<Waiting> = self.waiting.extract_if(.., is_its).collect();
         for waiting in &mut all {
-            let passes = matches!(waiting.part.of, PartOf::Sync(action) if action != Action::Recover);
+            let passes =
+                matches!(waiting.part.of, PartOf::Sync(action) if action != Action::Recover);
             waiting.failed |= !passes;
         }
         all

@@ -2,10 +2,8 @@
 
 use super::super::assemble::Assembly;
 use super::super::blocking::Idle;
+use super::super::sums::{GROUP_SECTORS, SUMS_PAGE_BYTES, erase_sums, groups, holder, page_sector};
 use super::super::superblock::LogArea;
-use super::super::sums::{
-    GROUP_SECTORS, SUMS_PAGE_BYTES, erase_sums, groups, holder, page_sector,
-};
 use super::{At, Disks};
 use pvblk_block::Error;
 use std::ops::Range;
@@ -78,7 +76,9 @@ pub(in super::super) fn write_group(
     for (place, page) in pages.iter().enumerate() {
         let holder = holder(place, places);
         let homes = [
-            assembly.members[holder].as_ref().map(|_| At::Member(holder)),
+            assembly.members[holder]
+                .as_ref()
+                .map(|_| At::Member(holder)),
             (incoming == Some(holder)).then_some(At::Incoming),
         ];
         for at in homes.into_iter().flatten() {

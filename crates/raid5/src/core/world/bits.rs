@@ -1,8 +1,8 @@
 //! The write-intent bitmap on the devices of a run.
 
 use super::{Mail, Opening, World};
-use crate::core::Sums;
 use crate::STRIPE_SECTORS;
+use crate::core::Sums;
 use crate::words::Chunks;
 use std::ops::Range;
 

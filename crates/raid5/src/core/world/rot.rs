@@ -13,7 +13,9 @@ pub fn sums_of(geometry: &Geometry, contents: &[Vec<u8>]) -> Vec<[u8; SUMS_PAGE_
         let mut page = [0; SUMS_PAGE_BYTES];
         for stripe in 0..geometry.stripes() {
             let at = (DATA_SECTORS + stripe * STRIPE_SECTORS) as usize * SECTOR;
-            let block: &Block = contents[role][at..][..STRIPE_BYTES].try_into().expect("4 KiB");
+            let block: &Block = contents[role][at..][..STRIPE_BYTES]
+                .try_into()
+                .expect("4 KiB");
             let sum = sum_of(block, role, stripe).to_le_bytes();
             page[stripe as usize * SUM_BYTES..][..SUM_BYTES].copy_from_slice(&sum);
         }
@@ -71,9 +73,8 @@ impl World {
         };
         let stripe = self.rng.u64(..self.geometry.stripes());
         let sector = DATA_SECTORS + stripe * STRIPE_SECTORS;
-        let is_written = |io: &super::Io| {
-            io.io.slot == slot && io.io.op.is_write() && io.io.sector == sector
-        };
+        let is_written =
+            |io: &super::Io| io.io.slot == slot && io.io.op.is_write() && io.io.sector == sector;
         if self.ios.iter().any(is_written) {
             return;
         }

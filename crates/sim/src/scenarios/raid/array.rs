@@ -15,8 +15,8 @@ use crate::{drop_killed, pick};
 use fastrand::Rng;
 use pvblk_block::Reclaim;
 use pvblk_raid5::{
-    BackgroundWork, BitmapHeader, Consistency, Layout, NewArray, PplHeader, Raid5, SUPER_SECTOR,
-    Superblock, WriteIntent, ppl_signature,
+    BackgroundWork, BitmapHeader, Consistency, Kept, Layout, NewArray, PplHeader, Raid5,
+    SUPER_SECTOR, Superblock, WriteIntent, ppl_signature,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -88,7 +88,8 @@ impl Array {
         let profile = ArrayProfile::new(&mut rng)
             .with_zeroes(seed)
             .with_stalls(seed, bug.is_some_and(Bug::is_of_stalls))
-            .with_map(seed);
+            .with_map(seed)
+            .with_checksums(seed);
         let shape = profile.shape;
         let all = [shape.members as u64, shape.chunk, shape.rows];
         log.add("an array of # members, chunks of # sectors, # rows", all);
@@ -151,9 +152,10 @@ impl Array {
         };
         let created = created.build().map_err(|e| e.to_string())?;
         let private = || BitmapHeader::private([7; 16], shape.member_sectors());
-        let header = match p.private_map {
-            true => private(),
-            false => created.bitmap().cloned(),
+        let (header, kept) = match (p.private_map, p.checksums) {
+            (true, true) => (private().map(BitmapHeader::with_sums), Kept::MapAndSums),
+            (true, false) => (private(), Kept::Map),
+            (false, _) => (created.bitmap().cloned(), Kept::Nothing),
         };
         let bitmap = header.map(|mut header| {
             header.chunk_bytes = p.bitmap_chunk as u32 * 512;
@@ -171,12 +173,14 @@ impl Array {
                 SUPER_SECTOR + 8..SUPER_SECTOR + 8 + p.log_sectors,
                 p.log_sectors,
             );
-            let data = log.0.end + 8 * rng.u64(1..4);
+            // A page of sums before that of the map.
+            let sums = if p.checksums { 8 } else { 0 };
+            let data = log.0.end + sums + 8 * rng.u64(1..4);
             superblock.data_offset_sectors = data;
             superblock.data_size_sectors = sectors - data;
             superblock.bblog_size_sectors = 0;
             superblock.bblog_offset_sectors = 0;
-            superblock.set_updated(1, p.private_map);
+            superblock.set_updated(1, kept);
             if policy == Policy::Ppl {
                 let ([a, b], [c, d]) = (8u16.to_le_bytes(), (log.1 as u16).to_le_bytes());
                 superblock.bitmap_or_ppl = [a, b, c, d];
@@ -265,6 +269,13 @@ impl Array {
             return true;
         }
         let busy = had_work || background.is_busy();
+        if self.profile.checksums {
+            let members = process.array.state().members;
+            if let Some(member) = members.iter().find(|member| member.checksum_errors > 0) {
+                let text = "a block that nobody changed doesn't fit its checksum; member";
+                self.trouble = Some(format!("{text} {}", member.name));
+            }
+        }
         let state = process.array.places();
         for (place, name) in state.into_iter().enumerate() {
             let Some(disk) = name.and_then(|n| n.parse().ok()) else {

@@ -56,6 +56,8 @@ pub struct ArrayProfile {
     pub bitmap_chunk: u64,
     /// An array without a bitmap has a private map.
     pub private_map: bool,
+    /// Its blocks have checksums.
+    pub checksums: bool,
     /// Parity is computed while the array serves.
     pub later: bool,
     /// Writes go through the stripe queue.
@@ -98,6 +100,16 @@ impl ArrayProfile {
         let mut rng = Rng::with_seed(seed ^ 0x3a90);
         ArrayProfile {
             private_map: self.policy != Policy::Bitmap && rng.u8(..3) > 0,
+            ..self
+        }
+    }
+
+    /// Gives the blocks of an array with a private map checksums, drawn from a generator of their own.
+    #[must_use]
+    pub fn with_checksums(self, seed: u64) -> ArrayProfile {
+        let mut rng = Rng::with_seed(seed ^ 0x5a35);
+        ArrayProfile {
+            checksums: self.private_map && rng.u8(..3) > 0,
             ..self
         }
     }
@@ -197,6 +209,7 @@ impl ArrayProfile {
             spare,
             bitmap_chunk,
             private_map: false,
+            checksums: false,
             later,
             queued,
             losses: pick(rng, &losses),
