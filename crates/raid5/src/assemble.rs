@@ -66,6 +66,8 @@ pub struct Assembly {
     pub dirty: bool,
     /// Sectors of the members whose parity isn't known to be right, in whole stripes, ascending and apart; from [`super::prepare`].
     pub unsynced: Vec<Range<u64>>,
+    /// Sectors of the members whose blocks' sums aren't known, in an array that has them, since it wasn't stopped in order; from [`super::prepare`].
+    pub unsummed: Vec<Range<u64>>,
     /// The write-intent bitmap as all members have it, or the private map of an array that has no bitmap and keeps one; from [`super::prepare`].
     pub bitmap: Option<WriteIntent>,
     /// Data of the array may be wrong, because it is started by force.
@@ -98,6 +100,7 @@ impl Assembly {
             spares: Vec::new(),
             dirty,
             unsynced: Vec::new(),
+            unsummed: Vec::new(),
             bitmap: None,
             guessed: false,
             owed_events: 0,

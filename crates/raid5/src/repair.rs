@@ -93,6 +93,7 @@ pub fn prepare(
     }
     let mut disks = Disks::open(assembly)?;
     assembly.unsynced.clear();
+    assembly.unsummed.clear();
     let (alike, is_current) = load_bitmap(assembly, &mut disks, idle)?;
     // Before superblocks say clean: sums on disk are right, or unknown, whenever the array is.
     if let Some(bitmap) = assembly.bitmap.as_ref().filter(|b| b.header().has_sums()) {
@@ -105,6 +106,7 @@ pub fn prepare(
         if !has(Plant::SumsKeptAfterCrash) {
             sums::erase(assembly, &mut disks, &behind, idle)?;
         }
+        assembly.unsummed = behind;
     }
     // The last start or stop may have been cut off between two superblocks. A member that is missing becomes
     // stale now, because it lacks all later writes.

@@ -125,6 +125,7 @@ fn state(detail: &Detail) -> String {
         state.push_str(match sync.action.as_str() {
             "recover" => ", recovering",
             "check" => ", checking",
+            "checksum" => ", making checksums",
             _ => ", resyncing",
         });
     }
@@ -225,6 +226,7 @@ fn sync_lines(serving: &Serving, lines: &mut Vec<(&str, String)>) {
         let key = match sync.action.as_str() {
             "recover" => "Rebuild Status",
             "check" => "Check Status",
+            "checksum" => "Checksum Status",
             "repair" => "Repair Status",
             _ => "Resync Status",
         };

@@ -172,7 +172,7 @@ pub struct AwayMember {
 /// Progress of a recovery, resync or check.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SyncProgress {
-    /// `resync`, `recover`, `check` or `repair`.
+    /// `resync`, `recover`, `check`, `repair` or `checksum`.
     pub action: String,
     /// Bytes of each member that are done.
     pub done_bytes: u64,

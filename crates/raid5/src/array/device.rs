@@ -65,6 +65,7 @@ impl Raid5 {
             members.collect(),
             incoming,
             assembly.unsynced.iter().map(stripes).collect(),
+            assembly.unsummed.iter().map(stripes).collect(),
             match &assembly.bitmap {
                 Some(bitmap) => Marks::Bitmap(bitmap),
                 None => Marks::InMemory {

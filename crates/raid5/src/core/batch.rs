@@ -422,13 +422,13 @@ impl QueueCore {
         let stripe = record.known.stripe;
         let is_left = match record.kind() {
             Kind::Read => false,
-            Kind::Sync(Action::Check) => false,
+            Kind::Sync(Action::Check | Action::Checksum) => false,
             Kind::Sync(Action::Resync | Action::Repair) => work.mismatch,
             Kind::Sync(Action::Recover) | Kind::Write | Kind::Fix => true,
         };
         record.waiting[0].mismatch = work.mismatch;
         match record.kind() {
-            Kind::Sync(action) if action != Action::Check || !work.mismatch => {
+            Kind::Sync(action) if action.makes_parity() || !work.mismatch => {
                 self.common.learn_sums(record);
             }
             Kind::Fix if !self.common.fixed_fits(&self.now, record) => {

@@ -43,6 +43,8 @@ pub(super) struct Setup {
     pub(super) limited: bool,
     /// Members have arms: it takes long to go from one place to another.
     pub(super) rotational: bool,
+    /// Stripes whose sums aren't known, since the server before didn't end in order.
+    pub(super) unsummed: Vec<Range<u64>>,
     /// Blocks of a device that may be calculated before it is kicked.
     pub(super) most_read_errors: u32,
     /// Number of words. Stripes share them if there are more.
@@ -160,6 +162,7 @@ impl Setup {
             has_sums: marks.have_sums(),
             limited: false,
             rotational: present().any(|(_, limits)| !limits.non_rotational),
+            unsummed: Vec::new(),
             most_read_errors: MOST_READ_ERRORS,
             words: stripes * WORDS,
             sets: stripes,
@@ -233,6 +236,8 @@ pub struct Common {
     pub(super) in_memory: bool,
     /// Only an array whose blocks have sums has them.
     pub(super) sums: Option<Sums>,
+    /// See [`Setup`]. Empty when they were made anew.
+    unsummed: Mutex<Vec<Range<u64>>>,
     /// Locked while bits are set, or a rebuild passes over stripes whose bits aren't.
     pub(super) passing: Mutex<()>,
     /// Devices may be given up with I/O in flight: no memory of requests is written.
@@ -264,18 +269,21 @@ pub struct Common {
 
 impl Common {
     /// An array of these members, by role, with pages for so many stripes. `unsynced`: stripes whose parity isn't known to be right.
+    /// `unsummed`: stripes whose sums aren't known, of an array that has them.
     /// `marks`: the chunks in which members may differ. `limited`: devices may be given up with I/O in flight, so writes of requests are copied.
     pub fn of(
         geometry: Geometry,
         members: Vec<Option<(&Superblock, Limits)>>,
         incoming: Option<Arriving<'_>>,
         unsynced: Vec<Range<u64>>,
+        unsummed: Vec<Range<u64>>,
         marks: Marks<'_>,
         stripes: usize,
         limited: bool,
     ) -> Result<Arc<Common>, Error> {
         let mut setup = Setup::of(geometry, members, incoming, marks, stripes);
         setup.unsynced = Unsynced(unsynced);
+        setup.unsummed = unsummed;
         setup.limited = limited;
         Common::new(setup)
     }
@@ -312,6 +320,7 @@ impl Common {
             chunks: setup.chunks,
             in_memory: setup.in_memory,
             sums,
+            unsummed: Mutex::new(setup.unsummed),
             passing: Mutex::new(()),
             limited: setup.limited,
             stock: Stock::new(sets),
@@ -510,8 +519,24 @@ impl Common {
         match now.members.incoming() {
             _ if now.broken => None,
             Some(_) => Some(Action::Recover),
-            None => resyncs.then_some(Action::Resync),
+            None if resyncs => Some(Action::Resync),
+            None => self.wants_sums().then_some(Action::Checksum),
         }
+    }
+
+    fn wants_sums(&self) -> bool {
+        let is_whole = self.membership().members.failed().is_none();
+        is_whole && self.sums.is_some() && !self.unsummed.lock().is_empty()
+    }
+
+    /// Stripes whose sums aren't known, since the server before didn't end in order.
+    pub(super) fn unsummed(&self) -> Vec<Range<u64>> {
+        self.unsummed.lock().clone()
+    }
+
+    /// An action has given them sums.
+    pub(super) fn all_summed(&self) {
+        self.unsummed.lock().clear();
     }
 
     /// True if a device can be taken in.

@@ -52,7 +52,7 @@ impl Kind {
     pub fn writes(self) -> bool {
         !matches!(
             self,
-            Kind::Read | Kind::Sync(Action::Check | Action::Recover)
+            Kind::Read | Kind::Sync(Action::Check | Action::Recover | Action::Checksum)
         )
     }
 }
@@ -257,7 +257,7 @@ impl Stripe {
         match self.kind() {
             Kind::Fix => view.fix(&self.known),
             Kind::Sync(Action::Recover) => view.rebuild(&self.known),
-            Kind::Sync(Action::Resync | Action::Check | Action::Repair) => view.check(&self.known),
+            Kind::Sync(_) => view.check(&self.known),
             Kind::Read | Kind::Write => Some(self.plan(view, count)),
         }
     }

@@ -48,6 +48,15 @@ pub enum Action {
     Check,
     /// A check that makes wrong parity right.
     Repair,
+    /// Blocks whose checksums aren't known get them, where data and parity fit. Not one of md's.
+    Checksum,
+}
+
+impl Action {
+    /// True if parity that doesn't fit the data is made right, or what is written comes from it.
+    pub(super) fn makes_parity(self) -> bool {
+        !matches!(self, Action::Check | Action::Checksum)
+    }
 }
 
 impl fmt::Display for Action {
@@ -57,6 +66,7 @@ impl fmt::Display for Action {
             Action::Recover => "recover",
             Action::Check => "check",
             Action::Repair => "repair",
+            Action::Checksum => "checksum",
         })
     }
 }

@@ -140,6 +140,7 @@ impl QueueCore {
                 return error("a member is missing, so there is no parity to compare");
             }
             (Action::Check | Action::Repair, _) => std::iter::once(0..all).collect(),
+            (Action::Checksum, _) => self.common.unsummed().into(),
         };
         if !self.common.begin_sync() {
             return error("another action is under way; wait for its end, or stop it");
@@ -461,6 +462,10 @@ impl QueueCore {
             mismatch_sectors,
             by_bitmap,
         } = sync.now();
+        let sums_all = matches!(action, Action::Check | Action::Repair | Action::Checksum);
+        if sums_all && sync.early.is_none() {
+            self.common.all_summed();
+        }
         self.synced = Some(SyncEnd {
             action,
             early: sync.early,

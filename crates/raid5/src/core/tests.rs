@@ -79,6 +79,7 @@ impl Array {
             chunks,
             in_memory: matches!(policy, Policy::Ppl(_)),
             has_sums: false,
+            unsummed: Vec::new(),
             limited: false,
             rotational: false,
             most_read_errors: 20,

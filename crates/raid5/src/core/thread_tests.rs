@@ -84,6 +84,7 @@ impl SharedRequest {
             chunks: None,
             in_memory: false,
             has_sums: false,
+            unsummed: Vec::new(),
             limited: false,
             rotational: false,
             most_read_errors: rng.u32(..3),

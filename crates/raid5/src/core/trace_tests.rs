@@ -142,6 +142,7 @@ fn array(bound: &Bound) -> Arc<Common> {
         chunks: None,
         in_memory: false,
         has_sums: false,
+        unsummed: Vec::new(),
         limited: false,
         rotational: false,
         most_read_errors: 0,

@@ -100,7 +100,7 @@ families! {
     ARRAY_CORRECTED = Counter "pvblk_array_corrected_reads" ["disk", "place"] "Blocks that the member at this place could not read, and that were calculated and written again, ever.";
     ARRAY_CHECKSUM = Counter "pvblk_array_checksum_errors" ["disk", "place"] "Blocks of the member at this place that were other than was written, or whose checksums on it were, and that were made right, since the array is served.";
     ARRAY_MISMATCH = Gauge "pvblk_array_mismatch_bytes" ["disk"] "Bytes of members whose parity was wrong in the last check or repair.";
-    ARRAY_SYNC_DONE = Gauge "pvblk_array_sync_done_bytes" ["disk", "action"] "Bytes of each member that the resync, recover, check or repair under way has done.";
+    ARRAY_SYNC_DONE = Gauge "pvblk_array_sync_done_bytes" ["disk", "action"] "Bytes of each member that the resync, recover, check, repair or checksum under way has done.";
     ARRAY_SYNC_SIZE = Gauge "pvblk_array_sync_size_bytes" ["disk", "action"] "Bytes of each member that it has to do.";
 
     CACHE_HITS = Counter "pvblk_cache_hits" ["disk"] "Pages of 4 KiB that reads found in the cache.";

@@ -223,6 +223,7 @@ impl World {
             chunks,
             in_memory: false,
             has_sums: !sums.is_empty(),
+            unsummed: Vec::new(),
             devices: devices_of(spare + 1, volatile, zeroes, room),
             members: Members::new(disk.roles.clone(), incoming),
             unsynced: Unsynced(unsynced.0.clone()),
