@@ -8,6 +8,7 @@ use super::geometry::{STRIPE_BYTES, STRIPE_SECTORS};
 use super::head_pages::Block;
 use super::superblock::{LogArea, Superblock};
 use pvblk_block::Error;
+use std::sync::LazyLock;
 
 /// A page of sums, as it lies on a member.
 pub const SUMS_PAGE_BYTES: usize = 4096;
@@ -24,6 +25,8 @@ const PAGE_SECTORS: u64 = SUMS_PAGE_BYTES as u64 / 512;
 
 /// Stands for a block whose sum isn't known: it fits any.
 pub const UNKNOWN: u32 = 0;
+/// The sum of blocks that would have that one, and of others.
+const INSTEAD: u32 = 1;
 
 /// The sum of the block of a place in a stripe, never [`UNKNOWN`]. The same bytes have another sum elsewhere, so that a block in a wrong place is
 /// found.
@@ -31,22 +34,48 @@ pub fn sum_of(block: &Block, place: usize, stripe: u64) -> u32 {
     at_place(crc32fast::hash(block), place, stripe)
 }
 
+/// The CRC of a block of zeros.
+static ZEROS: LazyLock<u32> = LazyLock::new(|| crc32fast::hash(&[0; STRIPE_BYTES]));
+
 /// [`sum_of`] a block of zeros.
 pub fn sum_of_zeros(place: usize, stripe: u64) -> u32 {
-    static ZEROS: std::sync::LazyLock<u32> =
-        std::sync::LazyLock::new(|| crc32fast::hash(&[0; STRIPE_BYTES]));
     at_place(*ZEROS, place, stripe)
 }
 
-/// A CRC of data, made the sum at a place. The CRC of place and stripe differs for any two of them that differ in 32 bits in a row.
+/// A CRC of data, made the sum at a place.
 fn at_place(crc: u32, place: usize, stripe: u64) -> u32 {
-    let mut at = [0; 9];
-    at[..8].copy_from_slice(&stripe.to_le_bytes());
-    at[8] = place as u8;
-    match crc ^ crc32fast::hash(&at) {
-        UNKNOWN => 1,
+    match crc ^ mixture(place, stripe) {
+        UNKNOWN => INSTEAD,
         sum => sum,
     }
+}
+
+/// Bits that are others at every place, as by the end of SplitMix64.
+fn mixture(place: usize, stripe: u64) -> u32 {
+    let mut at = stripe << 6 | place as u64;
+    at = (at ^ at >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    at = (at ^ at >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (at >> 32) as u32
+}
+
+/// The sum of a block that is the XOR of others of its stripe, from their sums, each with its place. `None`: they don't tell it.
+pub fn sum_of_xor(
+    of: impl Iterator<Item = (u32, usize)>,
+    (place, stripe): (usize, u64),
+) -> Option<u32> {
+    // The CRC of a XOR is the XOR of an odd number of CRCs; that of zeros makes an even number odd.
+    let (mut crc, mut count) = (0, 0);
+    for (sum, of_place) in of {
+        if [UNKNOWN, INSTEAD].contains(&sum) {
+            return None;
+        }
+        crc ^= sum ^ mixture(of_place, stripe);
+        count += 1;
+    }
+    if count % 2 == 0 {
+        crc ^= *ZEROS;
+    }
+    Some(at_place(crc, place, stripe))
 }
 
 /// The group of a stripe.
@@ -110,6 +139,27 @@ mod tests {
             for stripe in (0..64).chain([1 << 32, 1 << 33]) {
                 assert!(seen.insert(sum_of(&block, place, stripe)));
             }
+        }
+    }
+
+    #[test]
+    fn the_sum_of_a_xor_follows_from_sums() {
+        let mut rng = fastrand::Rng::with_seed(5);
+        for count in 1..6 {
+            let (mut parity, mut sums) = ([0; STRIPE_BYTES], Vec::new());
+            for place in 0..count {
+                let mut block = [0; STRIPE_BYTES];
+                rng.fill(&mut block);
+                parity
+                    .iter_mut()
+                    .zip(block)
+                    .for_each(|(to, byte)| *to ^= byte);
+                sums.push((sum_of(&block, place, 77), place));
+            }
+            let found = sum_of_xor(sums.iter().copied(), (9, 77));
+            assert_eq!(found, Some(sum_of(&parity, 9, 77)), "{count} blocks");
+            sums[0].0 = UNKNOWN;
+            assert_eq!(sum_of_xor(sums.into_iter(), (9, 77)), None);
         }
     }
 

@@ -5,14 +5,15 @@
 
 use super::common::Common;
 use super::membership::Membership;
-use super::plan::Mode;
-use super::record::{Batch, Stripe};
+use super::plan::{Mode, bit};
+use super::record::Stripe;
 use super::sums::Sums;
 use super::work::borrowed;
 use crate::head_pages::{Block, bits, segments};
-use crate::sums::{UNKNOWN, holder, sum_of, sum_of_zeros};
+use crate::sums::{UNKNOWN, holder, sum_of, sum_of_xor, sum_of_zeros};
 use crate::{STRIPE_BYTES, STRIPE_SECTORS};
 use pvblk_block::{Buffer, Request};
+use std::cell::RefCell;
 use std::ops::Range;
 
 /// What was wrong about a block and its sum.
@@ -24,11 +25,24 @@ pub enum Misfit {
     Sum,
 }
 
-/// The block in the page of a role.
-fn page(record: &mut Stripe, role: usize) -> Option<Block> {
-    let mut block = [0; STRIPE_BYTES];
-    record.head_pages()?.read(role, &mut block);
-    Some(block)
+thread_local! {
+    /// The block whose sum is made: data lies in memory that others may change, so it is copied out, to where the copy stays in the nearest cache.
+    static BLOCK: RefCell<Block> = const { RefCell::new([0; STRIPE_BYTES]) };
+}
+
+/// The sum of the block that `read` reads, at a place.
+fn sum_read(place: usize, stripe: u64, read: impl FnOnce(&mut Block)) -> u32 {
+    BLOCK.with_borrow_mut(|block| {
+        read(block);
+        sum_of(block, place, stripe)
+    })
+}
+
+/// The sum of the block in a page of a batch, which has pages.
+fn sum_of_page(record: &mut Stripe, role: usize) -> u32 {
+    let stripe = record.known.stripe;
+    let pages = record.pages.as_mut().expect("a batch has pages").pages();
+    sum_read(role, stripe, |block| pages.read(role, block))
 }
 
 impl Common {
@@ -37,20 +51,16 @@ impl Common {
         let (Some(sums), stripe) = (&self.sums, record.known.stripe) else {
             return true;
         };
+        let wanted = sums.get(role, stripe);
         // Most blocks of an array that was just made have none.
-        if sums.get(role, stripe) == UNKNOWN {
+        if wanted == UNKNOWN {
             return true;
         }
-        let Some(block) = page(record, role) else {
-            return true;
-        };
-        match sums.fits(&block, role, stripe) {
-            Ok(()) => true,
-            Err(found) => {
-                record.misfit = Some(Misfit::Block(found));
-                false
-            }
+        let found = sum_of_page(record, role);
+        if found != wanted {
+            record.misfit = Some(Misfit::Block(found));
         }
+        found == wanted
     }
 
     /// A block that couldn't be read, or didn't fit its sum, was calculated: true if it may be written. If it is the block that was read, the sum
@@ -61,12 +71,10 @@ impl Common {
             record.known.stripe,
             record.known.bad.trailing_zeros() as usize,
         );
-        let Some(block) = page(record, role) else {
-            return false;
-        };
-        let Err(calculated) = sums.fits(&block, role, stripe) else {
+        let (calculated, wanted) = (sum_of_page(record, role), sums.get(role, stripe));
+        if [calculated, UNKNOWN].contains(&wanted) {
             return true;
-        };
+        }
         let sector = self.geometry.stripe_member_sector(stripe);
         let place = holder(role, self.geometry.members());
         if record.misfit == Some(Misfit::Block(calculated)) {
@@ -90,46 +98,56 @@ impl Common {
     pub(super) fn note_sums(&self, record: &mut Stripe) {
         let Some(sums) = &self.sums else { return };
         let stripe = record.known.stripe;
-        let Some(Batch {
-            plan,
-            pieces,
-            calculation,
-        }) = &record.batch
-        else {
+        let pages = record.pages.as_mut().map(|set| set.pages().clone());
+        let (Some(batch), Some(pages)) = (&record.batch, pages) else {
             return;
         };
-        let parity = super::bit(calculation.parity);
-        let written = match plan.mode {
-            Mode::Read => 0,
-            Mode::Fix | Mode::Rebuild => plan.target.map_or(0, super::bit),
-            Mode::Check => parity,
-            Mode::NoParity | Mode::Modify | Mode::Reconstruct => calculation.touched | parity,
+        let (plan, calculation) = (&batch.plan, &batch.calculation);
+        let parity = calculation.parity;
+        let data = match plan.mode {
+            Mode::Read | Mode::Check => 0,
+            Mode::Fix | Mode::Rebuild => plan.target.map_or(0, bit),
+            Mode::NoParity | Mode::Modify | Mode::Reconstruct => calculation.touched,
         };
-        let Some(pages) = record.pages.as_mut().map(|set| set.pages().clone()) else {
-            return;
+        // Before they get others: with the new ones' they make the new parity's.
+        let old = |role: usize| (sums.get(role, stripe), role);
+        let before: Vec<(u32, usize)> = match plan.mode {
+            Mode::Modify => bits(data | bit(parity)).map(old).collect(),
+            _ => Vec::new(),
         };
-        for role in bits(written) {
+        for role in bits(data) {
             let lent = match calculation.borrows {
-                true => borrowed(pieces, role),
+                true => borrowed(&batch.pieces, role),
                 false => None,
             };
             let sum = match lent {
                 _ if calculation.hole => sum_of_zeros(role, stripe),
-                // Nobody calculates it.
-                _ if plan.mode == Mode::NoParity && role == calculation.parity => UNKNOWN,
-                Some(buffer) => {
-                    let mut block = [0; STRIPE_BYTES];
-                    buffer.read(0, &mut block);
-                    sum_of(&block, role, stripe)
-                }
-                None => {
-                    let mut block = [0; STRIPE_BYTES];
-                    pages.read(role, &mut block);
-                    sum_of(&block, role, stripe)
-                }
+                Some(buffer) => sum_read(role, stripe, |block| buffer.read(0, block)),
+                None => sum_read(role, stripe, |block| pages.read(role, block)),
             };
             sums.set(role, stripe, sum);
         }
+        let of_page = || sum_read(parity, stripe, |block| pages.read(parity, block));
+        let others = calculation.all & !bit(parity);
+        let is_whole = plan.missing.is_none() && plan.compute.is_none();
+        let sum = match plan.mode {
+            Mode::Read | Mode::Fix | Mode::Rebuild => return,
+            // Nobody calculates it.
+            Mode::NoParity => UNKNOWN,
+            Mode::Check => of_page(),
+            Mode::Modify | Mode::Reconstruct if calculation.hole => sum_of_zeros(parity, stripe),
+            Mode::Modify if is_whole => {
+                let all = before.into_iter().chain(bits(data).map(old));
+                sum_of_xor(all, (parity, stripe)).unwrap_or_else(of_page)
+            }
+            Mode::Reconstruct if is_whole => {
+                let all = bits(others).map(old);
+                sum_of_xor(all, (parity, stripe)).unwrap_or_else(of_page)
+            }
+            Mode::Modify | Mode::Reconstruct => of_page(),
+        };
+        debug_assert!(plan.mode == Mode::NoParity || calculation.hole || sum == of_page());
+        sums.set(parity, stripe, sum);
     }
 
     /// Blocks of a stripe whose data and parity fit, and that were read, get sums where they have none.
@@ -137,11 +155,8 @@ impl Common {
         let Some(sums) = &self.sums else { return };
         let stripe = record.known.stripe;
         for role in bits(record.known.valid) {
-            if sums.get(role, stripe) != UNKNOWN {
-                continue;
-            }
-            if let Some(block) = page(record, role) {
-                sums.set(role, stripe, sum_of(&block, role, stripe));
+            if sums.get(role, stripe) == UNKNOWN {
+                sums.set(role, stripe, sum_of_page(record, role));
             }
         }
     }
@@ -160,16 +175,17 @@ impl Common {
         let Some(seen) = sums.peek(stripe) else {
             return false;
         };
-        let fits = sums.get(place.member, stripe) == UNKNOWN || {
-            let mut block = [0; STRIPE_BYTES];
-            let mut at = 0;
+        let wanted = sums.get(place.member, stripe);
+        let fits = wanted == UNKNOWN || {
             let skip = ((sector - request.sector) * 512) as usize;
-            segments(request, skip, STRIPE_BYTES, |part: Buffer| {
-                let to = &mut block[at..at + part.len()];
-                part.read(0, to);
-                at += part.len();
+            let found = sum_read(place.member, stripe, |block| {
+                let mut at = 0;
+                segments(request, skip, STRIPE_BYTES, |part: Buffer| {
+                    part.read(0, &mut block[at..at + part.len()]);
+                    at += part.len();
+                });
             });
-            sums.fits(&block, place.member, stripe).is_ok()
+            found == wanted
         };
         fits && sums.is_as_seen(&seen)
     }

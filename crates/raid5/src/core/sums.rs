@@ -5,10 +5,8 @@
 //! reads look at them without one, and ask the owner when something doesn't fit.
 
 use crate::STRIPE_SECTORS;
-use crate::head_pages::{Block, memory};
-use crate::sums::{
-    GROUP_SHIFT, GROUP_STRIPES, SUM_BYTES, SUMS_PAGE_BYTES, UNKNOWN, group_of, groups, sum_of,
-};
+use crate::head_pages::memory;
+use crate::sums::{GROUP_SHIFT, GROUP_STRIPES, SUM_BYTES, SUMS_PAGE_BYTES, group_of, groups};
 use crate::words::{Chunks, Marked, SeenChunk};
 use pvblk_block::memory::Gauge;
 use pvblk_block::{Error, Region};
@@ -65,7 +63,7 @@ impl Sums {
         self.groups.may_write(&Sums::sectors(stripe))
     }
 
-    /// The sum of a block as it should be, or [`UNKNOWN`]. For a caller for whom [`Sums::stay`] was true.
+    /// The sum of a block as it should be, or [`crate::sums::UNKNOWN`]. For a caller for whom [`Sums::stay`] was true.
     pub fn get(&self, place: usize, stripe: u64) -> u32 {
         let word = self.region.atomic_u32(self.at(place, stripe));
         u32::from_le(word.load(Ordering::Relaxed))
@@ -77,15 +75,6 @@ impl Sums {
         word.store(sum.to_le(), Ordering::Relaxed);
         // After the sum: whoever finds the group dirty writes it.
         self.dirty[group_of(stripe)].store(true, Ordering::Release);
-    }
-
-    /// True if the block fits its sum, or that isn't known; as [`Sums::get`]. Returns the block's own sum otherwise.
-    pub fn fits(&self, block: &Block, place: usize, stripe: u64) -> Result<(), u32> {
-        match (self.get(place, stripe), sum_of(block, place, stripe)) {
-            (UNKNOWN, _) => Ok(()),
-            (wanted, found) if wanted == found => Ok(()),
-            (_, found) => Err(found),
-        }
     }
 
     /// A look at the group of a stripe without its word; `None`: it isn't in memory. Sums that were read count if [`Sums::is_as_seen`] afterwards.
