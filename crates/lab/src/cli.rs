@@ -45,6 +45,8 @@ pub enum LabCommand {
     StripeQueue(StripeQueueArgs),
     /// RAID-5 with more and more threads: on one array, on an array each, and bare copies. Members in memory
     Submitters(SubmittersArgs),
+    /// The cost of a partial parity log, a private map and checksums for RAID-5. Members in memory
+    Protection(ProtectionArgs),
     /// Giving buffers back when memory is short: pages swapped, time until memory is back, cost, survival. Needs root, cgroup v1 and no swap
     Squeeze(SqueezeArgs),
     #[command(hide = true)]
@@ -80,6 +82,7 @@ impl LabCommand {
             LabCommand::Rings(a) | LabCommand::Queues(a) => &a.run.checked.output,
             LabCommand::StripeQueue(a) => &a.run.checked.output,
             LabCommand::Submitters(a) => &a.checked.output,
+            LabCommand::Protection(a) => &a.checked.output,
             LabCommand::Squeeze(a) => &a.run.checked.output,
             LabCommand::Md(a) => &a.checked.output,
             LabCommand::PageOrder(a) => &a.run.checked.output,
@@ -329,6 +332,21 @@ pub struct SubmittersArgs {
     /// Give the arrays a partial parity log
     #[arg(long)]
     pub ppl: bool,
+    /// Only shapes whose name has this in it, such as `random writes`
+    #[arg(long, value_name = "TEXT")]
+    pub cells: Option<String>,
+    #[command(flatten)]
+    pub checked: CheckedArgs,
+}
+
+#[derive(Args, Debug)]
+pub struct ProtectionArgs {
+    /// Rounds, interleaved; three are needed for an interval
+    #[arg(long, default_value_t = 5)]
+    pub runs: usize,
+    /// Seconds of each sample
+    #[arg(long, default_value_t = 0.3)]
+    pub seconds: f64,
     /// Only shapes whose name has this in it, such as `random writes`
     #[arg(long, value_name = "TEXT")]
     pub cells: Option<String>,

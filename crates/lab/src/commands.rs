@@ -2,8 +2,8 @@
 
 use crate::cli::{
     CheckedArgs, CrashArgs, FioArgs, HitRatesArgs, IdleArgs, LabCommand, MdArgs, NbdArgs,
-    OutputArgs, PageOrderArgs, PageOrderPart, PathArgs, SqueezeArgs, SqueezePart, StripeQueueArgs,
-    StripeQueuePart, SubmittersArgs, SweepArgs, TraceCostArgs, VhostArgs,
+    OutputArgs, PageOrderArgs, PageOrderPart, PathArgs, ProtectionArgs, SqueezeArgs, SqueezePart,
+    StripeQueueArgs, StripeQueuePart, SubmittersArgs, SweepArgs, TraceCostArgs, VhostArgs,
 };
 use crate::compare;
 use anyhow::{Context, Result, bail};
@@ -27,6 +27,7 @@ pub fn run(command: &LabCommand) -> Result<()> {
         LabCommand::Queues(args) => run_queues(args),
         LabCommand::StripeQueue(args) => run_stripe_queue(args),
         LabCommand::Submitters(args) => run_submitters(args),
+        LabCommand::Protection(args) => run_protection(args),
         LabCommand::Squeeze(args) => run_squeeze(args),
         LabCommand::Bystander => squeeze::bystander::serve(),
         LabCommand::Md(args) => run_md(args),
@@ -355,6 +356,26 @@ fn run_submitters(args: &SubmittersArgs) -> Result<()> {
         seconds: args.seconds,
         depth: args.depth,
         ppl: args.ppl,
+        cells: args.cells.clone(),
+    };
+    let result = run(&options, &progress)?;
+    let shown = Shown {
+        text: result.table(),
+        charts: result.charts(),
+        checks: result.checks(),
+    };
+    save(&args.checked.output, &result, &shown)?;
+    judge(&args.checked, &shown.checks)
+}
+
+fn run_protection(args: &ProtectionArgs) -> Result<()> {
+    use stripe_queue::protection::{ProtectionOptions, run};
+    if args.runs == 0 || !(0.01..=600.0).contains(&args.seconds) {
+        bail!("there must be rounds, and --seconds from 0.01 to 600");
+    }
+    let options = ProtectionOptions {
+        runs: args.runs,
+        seconds: args.seconds,
         cells: args.cells.clone(),
     };
     let result = run(&options, &progress)?;

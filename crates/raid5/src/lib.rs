@@ -7,6 +7,7 @@
 //! | `identity` | ids and times as text |
 //! | `superblock` | the 4 KiB on each member that describe the array; `create` makes new ones |
 //! | `bitmap` | the write-intent bitmap, and the private map: the chunks that may differ on the members |
+//! | `sums` | sums of blocks, by which blocks are found that aren't what was written |
 //! | `ppl`, `recover` | the partial parity log, and the repair of parity after a crash |
 //! | `blocking` | blocking I/O, for all of the next line |
 //! | `new_array`, `assemble`, `repair`, `spare`, `private_map` | before and after serving: makes arrays, finds them, makes their parity right, adds devices |

@@ -8,6 +8,7 @@
 pub mod array;
 pub mod disk;
 pub mod load;
+pub mod protection;
 mod report;
 pub mod speed;
 pub mod submitters;
