@@ -188,7 +188,9 @@ pub fn create(
         };
         superblock.set_updated(options.created_secs, kept);
         if let Some(area) = superblock.sums_area().filter(|_| has_sums) {
-            erase_sums(&mut Blocking::open(&device)?, area, idle)?;
+            let mut disk = Blocking::open(&device)?;
+            erase_sums(&mut disk, area, idle)?;
+            disk.flush(idle)?;
         }
         write_member(&device, &superblock, bitmap.as_ref(), idle)?;
         written.push(Some(Member {

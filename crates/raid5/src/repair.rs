@@ -97,10 +97,10 @@ pub fn prepare(
     let (alike, is_current) = load_bitmap(assembly, &mut disks, idle)?;
     // Before superblocks say clean: sums on disk are right, or unknown, whenever the array is.
     if let Some(bitmap) = assembly.bitmap.as_ref().filter(|b| b.header().has_sums()) {
-        let all = std::iter::once(0..assembly.geometry.member_sectors());
-        let behind: Vec<Range<u64>> = match (is_current, assembly.dirty) {
-            (false, _) => all.collect(),
-            (true, true) => bitmap.marked_ranges().collect(),
+        let sectors = assembly.geometry.member_sectors();
+        let behind = match (is_current, assembly.dirty) {
+            (false, _) => sums::whole_groups(std::iter::once(0..sectors), sectors),
+            (true, true) => sums::whole_groups(bitmap.marked_ranges(), sectors),
             (true, false) => Vec::new(),
         };
         if !has(Plant::SumsKeptAfterCrash) {
@@ -182,6 +182,11 @@ fn repair(
             ranges = marked.collect();
         }
         Policy::Ppl(_) => {
+            let has_sums = |bitmap: &&WriteIntent| bitmap.header().has_sums();
+            if let Some(bitmap) = assembly.bitmap.as_ref().filter(has_sums) {
+                // What isn't marked is on stable storage with its parity: that would be calculated from blocks that nobody has compared.
+                ranges = bitmap.marked_ranges().collect();
+            }
             let found = log::recover(assembly, disks, idle)?;
             assembly.notes.extend(found.notes);
             // An offset says that parity was never made behind it. Logs list only stripes that were written.

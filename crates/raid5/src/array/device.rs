@@ -167,15 +167,16 @@ impl Raid5 {
         let common = &self.shared.common;
         let (recovered, unsynced) = (common.recovered(), common.first_unsynced());
         let is_settled = recovered.is_none() && unsynced.is_none();
-        if let Some(sums) = common.sums().filter(|_| !common.is_broken()) {
-            let failed = disk.write_sums(sums, &sums.dirty(), idle)?;
-            if failed != 0 && disk.assembly.dirty {
-                return Err(Error::config(
-                    "raid5: checksums can't be written to all members, so it isn't clean",
-                ));
+        let ends = !common.is_broken() && (disk.assembly.dirty || !is_settled);
+        match common.sums() {
+            Some(sums) if ends => disk.write_last_sums(sums, idle)?,
+            // No superblock counts on them.
+            Some(sums) if !common.is_broken() => {
+                disk.write_sums(sums, &sums.dirty(), idle)?;
             }
+            _ => {}
         }
-        if common.is_broken() || !disk.assembly.dirty && is_settled {
+        if !ends {
             return Ok(());
         }
         // All is flushed before superblocks say so.

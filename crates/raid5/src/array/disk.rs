@@ -121,6 +121,25 @@ impl OnDisk {
         std::mem::take(&mut self.gone)
     }
 
+    /// As [`OnDisk::write_sums`] of all that are dirty, at the end in order: devices that fail it are left out. Errors if there are too many.
+    pub fn write_last_sums(&mut self, sums: &Sums, idle: &mut Idle<'_>) -> Result<(), Error> {
+        loop {
+            let failed = self.write_sums(sums, &sums.dirty(), idle)?;
+            if failed == 0 {
+                return Ok(());
+            }
+            let members = self.assembly.members.iter().zip(&self.slots);
+            let stay = members.filter(|(m, slot)| m.is_some() && failed & 1 << **slot == 0);
+            if stay.count() + 1 < self.slots.len() {
+                return Err(Error::config(
+                    "raid5: checksums can't be written to the members, so it isn't clean",
+                ));
+            }
+            self.leave_out(failed);
+            self.settle();
+        }
+    }
+
     /// The next superblocks leave these slots (a mask) out.
     fn leave_out(&mut self, failed: u64) {
         for at in At::all(&self.assembly) {

@@ -79,7 +79,7 @@ fn trouble(end: &SyncEnd) -> Option<String> {
             "{action} ended when a member failed, after {done} of {of} stripes"
         )),
         (Action::Recover, Early::Unreadable(sector)) => Some(format!(
-            "rebuilding stops: sector {sector} of another member can't be read"
+            "rebuilding stops: sector {sector} of another member can't be read, or isn't what was written"
         )),
         _ => None,
     }
@@ -130,7 +130,7 @@ impl SyncQueue {
             self.retry_at.get_or_insert(now + RETRY);
         }
         self.end_arrival(shared);
-        self.end_action(shared);
+        self.end_action(shared, idle);
         self.sweep(shared, now, idle);
         self.kick_stalled(shared);
         let is_under_way = |queue: &QueueState| queue.sync_now().is_some();
@@ -156,7 +156,7 @@ impl SyncQueue {
             queue.step(|core| core.checkpoint());
         }
         shared.syncs.lock().goes_on(sync);
-        self.end_action(shared);
+        self.end_action(shared, idle);
         let sweeps = self.sweeps;
         if let Some(queue) = self.queue.take_if(|queue| queue.is_idle() && !sweeps) {
             queue.close();
@@ -168,10 +168,12 @@ impl SyncQueue {
         let Some(chunks) = shared.common.chunks() else {
             return;
         };
-        let is_whole = shared.common.missing().is_none() && !shared.common.is_broken();
-        let clears = now >= self.swept_at + SWEEP && is_whole && chunks.any();
+        let is_broken = shared.common.is_broken();
+        let is_whole = shared.common.missing().is_none() && !is_broken;
+        let is_due = now >= self.swept_at + SWEEP && !self.sweeps;
+        let clears = is_due && is_whole && chunks.any();
         let has_too_many = shared.common.sums().is_some_and(Sums::are_too_many);
-        let squeezes = has_too_many && now >= self.squeezed_at + SQUEEZE;
+        let squeezes = has_too_many && !is_broken && now >= self.squeezed_at + SQUEEZE;
         if clears || squeezes {
             self.swept_at = if clears { now } else { self.swept_at };
             self.squeezed_at = now;
@@ -228,10 +230,27 @@ impl SyncQueue {
         }
     }
 
+    /// Writes all dirty sums: those that an action has found aren't marked, so nothing else would write them soon.
+    fn write_sums(&mut self, shared: &Arc<Shared>, idle: &mut Idle<'_>) {
+        let Some(sums) = shared.common.sums() else {
+            return;
+        };
+        let dirty = sums.dirty();
+        let mut disk = shared.disk.lock();
+        let failed = shared.try_writing(&mut disk, idle, |disk, idle| {
+            disk.write_sums(sums, &dirty, idle)
+        });
+        drop(disk);
+        if let (Some(failed), Some(queue)) = (failed.filter(|f| *f != 0), &mut self.queue) {
+            queue.step(|core| core.devices_failed(failed));
+        }
+    }
+
     /// Tells of the end of an action, if one has ended.
-    fn end_action(&mut self, shared: &Arc<Shared>) {
+    fn end_action(&mut self, shared: &Arc<Shared>, idle: &mut Idle<'_>) {
         let queue = self.queue.as_mut();
         if let Some(synced) = queue.and_then(|queue| queue.take_synced()) {
+            self.write_sums(shared, idle);
             shared.syncs.lock().end(synced, self.rebuilds);
             tell(shared, &synced);
         }
@@ -472,7 +491,9 @@ impl SyncQueue {
         let chunks = shared.common.chunks().filter(|_| is_whole);
         let chunks = chunks.filter(|chunks| chunks.any());
         let sweep = chunks.map(|_| (self.swept_at + SWEEP).saturating_sub(now));
-        let sums = shared.common.sums().filter(|sums| sums.are_too_many());
+        let is_broken = shared.common.is_broken();
+        let sums = shared.common.sums();
+        let sums = sums.filter(|sums| sums.are_too_many() && !is_broken);
         let squeeze = sums.map(|_| (self.squeezed_at + SQUEEZE).saturating_sub(now));
         let slice = self.queue.as_ref().map(|_| SLICE);
         slice.or(retries.into_iter().chain(sweep).chain(squeeze).min())

@@ -5,7 +5,7 @@ use super::queue::{Mail, QueueCore};
 use super::record::{Batch, Kind, Stripe, Waiting};
 use super::{Action, Data, Work, bit};
 use crate::core::plan::Plan;
-use crate::core::work::borrowed;
+use crate::core::work::{BatchPiece, borrowed};
 use crate::head_pages::bits;
 use crate::words;
 use crate::words::{
@@ -279,7 +279,7 @@ impl QueueCore {
             return self.park(token);
         }
         if failed != 0 {
-            return self.unreadable(token, plan, parts, failed);
+            return self.unreadable(token, plan, parts, (failed, unread));
         }
         if again || !matches!(token.record().kind(), Kind::Read | Kind::Write) {
             return self.close_batch(token, parts);
@@ -297,22 +297,27 @@ impl QueueCore {
         mut token: Token<Open, Stripe>,
         plan: Plan,
         parts: usize,
-        failed: u64,
+        (failed, unread): (u64, u64),
     ) {
         let record = token.record_mut();
         let view = self.common.view(&self.now, &record.seen);
         let is_one = failed.count_ones() == 1 && record.known.bad == 0;
         let role = failed.trailing_zeros() as usize;
-        if !is_one || !view.can_fix(&record.known, &plan, role) {
+        let can_fix = is_one && view.can_fix(&record.known, &plan, role);
+        let may_trust = unread == 0 && view.can_calculate(record.known.stripe);
+        let is_trusted = may_trust && self.common.trust_held(record, failed);
+        if !can_fix && !is_trusted {
             return self.lose_blocks(token, plan, parts);
         }
-        record.known.bad = bit(role);
+        if !is_trusted {
+            record.known.bad = bit(role);
+        }
         if let Some(token) = self.may_write(token) {
             self.read_blocks(token, false);
         }
     }
 
-    /// Two blocks of the stripe can't be had: those that need them fail.
+    /// A block of the stripe can't be had, nor calculated: those that need it fail.
     fn lose_blocks(&mut self, token: Token<Open, Stripe>, plan: Plan, parts: usize) {
         let mut token = self.close_word(token);
         let record = token.record_mut();
@@ -321,7 +326,7 @@ impl QueueCore {
             .geometry
             .stripe_member_sector(record.known.stripe);
         tracing::error!(
-            "raid5: sector {sector} of the members: two blocks can't be read, or aren't those that were written"
+            "raid5: sector {sector} of the members: a block that can't be read, or isn't what was written, can't be calculated"
         );
         let lost = match record.kind() {
             // All wait for it.
@@ -335,6 +340,17 @@ impl QueueCore {
             }
         };
         self.lose_parts(token, lost);
+    }
+
+    /// A missing member's block that was calculated isn't what was written: those that need it fail, and a rebuild ends.
+    fn lose_computed(&mut self, mut token: Token<Closed, Stripe>, pieces: Vec<BatchPiece>) {
+        match token.record_mut().kind() {
+            Kind::Sync(_) => {
+                let lost = token.record_mut().sync_done(false);
+                self.lose_parts(token, vec![lost]);
+            }
+            _ => self.end_batch(token, pieces, false),
+        }
     }
 
     /// A block of the stripe can't be made right: all parts of the stripe fail.
@@ -400,6 +416,7 @@ impl QueueCore {
             tracing::error!("raid5: there is no memory for a log");
             return self.end_batch(token, pieces, false);
         };
+        let stripe = record.known.stripe;
         let flying = self.flying.insert(Flying::Calculating(token));
         self.works.push(Work {
             flying,
@@ -408,6 +425,8 @@ impl QueueCore {
             calculation,
             partial,
             mismatch: false,
+            sums: self.common.sums().map(|_| stripe),
+            computed: None,
         });
     }
 
@@ -427,6 +446,11 @@ impl QueueCore {
             Kind::Sync(Action::Recover) | Kind::Write | Kind::Fix => true,
         };
         record.waiting[0].mismatch = work.mismatch;
+        let computed = work.calculation.compute.zip(work.computed);
+        let computed = computed.filter(|_| record.kind() != Kind::Fix);
+        if computed.is_some_and(|(role, sum)| !self.common.computed_fits(record, role, sum)) {
+            return self.lose_computed(token, work.pieces);
+        }
         match record.kind() {
             Kind::Sync(action) if action.makes_parity() || !work.mismatch => {
                 self.common.learn_sums(record);
@@ -473,7 +497,7 @@ impl QueueCore {
             debug_assert!(false, "a batch has pages and a plan");
             return;
         };
-        let is_fua = |p: &super::BatchPiece| p.request.flags.contains(RequestFlags::FUA);
+        let is_fua = |p: &BatchPiece| p.request.flags.contains(RequestFlags::FUA);
         let fua = batch.pieces.iter().any(is_fua);
         let writes: Vec<_> = view
             .writes(&record.known, &batch.plan)
@@ -534,12 +558,7 @@ impl QueueCore {
     }
 
     /// The batch is over: its pieces are acknowledged, and the word is left.
-    fn end_batch(
-        &mut self,
-        mut token: Token<Closed, Stripe>,
-        pieces: Vec<super::BatchPiece>,
-        ok: bool,
-    ) {
+    fn end_batch(&mut self, mut token: Token<Closed, Stripe>, pieces: Vec<BatchPiece>, ok: bool) {
         let record = token.record_mut();
         let batch = record.batch.take();
         let parts = match record.kind() {

@@ -518,6 +518,8 @@ impl Common {
         let resyncs = now.unsynced().first().is_some() && now.members.failed().is_none();
         match now.members.incoming() {
             _ if now.broken => None,
+            // Superblocks are about to leave it out.
+            Some(incoming) if self.failed(&now) & bit(incoming.slot) != 0 => None,
             Some(_) => Some(Action::Recover),
             None if resyncs => Some(Action::Resync),
             None => self.wants_sums().then_some(Action::Checksum),

@@ -31,7 +31,7 @@ thread_local! {
 }
 
 /// The sum of the block that `read` reads, at a place.
-fn sum_read(place: usize, stripe: u64, read: impl FnOnce(&mut Block)) -> u32 {
+pub(super) fn sum_read(place: usize, stripe: u64, read: impl FnOnce(&mut Block)) -> u32 {
     BLOCK.with_borrow_mut(|block| {
         read(block);
         sum_of(block, place, stripe)
@@ -52,8 +52,8 @@ impl Common {
             return true;
         };
         let wanted = sums.get(role, stripe);
-        // Most blocks of an array that was just made have none.
-        if wanted == UNKNOWN {
+        // Most blocks of an array that was just made have none. A trusted block may be read again, after a stop.
+        if wanted == UNKNOWN || record.trusted == Some(role) {
             return true;
         }
         let found = sum_of_page(record, role);
@@ -73,23 +73,67 @@ impl Common {
         );
         let (calculated, wanted) = (sum_of_page(record, role), sums.get(role, stripe));
         if [calculated, UNKNOWN].contains(&wanted) {
+            if let Some(held) = record.trusted {
+                let sum = sum_of_page(record, held);
+                self.right_sum(now, (held, stripe), sum);
+            }
+            return true;
+        }
+        if record.trusted.is_none() && record.misfit == Some(Misfit::Block(calculated)) {
+            self.right_sum(now, (role, stripe), calculated);
+            record.misfit = Some(Misfit::Sum);
             return true;
         }
         let sector = self.geometry.stripe_member_sector(stripe);
-        let place = holder(role, self.geometry.members());
-        if record.misfit == Some(Misfit::Block(calculated)) {
-            sums.set(role, stripe, calculated);
-            record.misfit = Some(Misfit::Sum);
-            if let Some(slot) = now.members.reads(place) {
-                now.device(slot).note_misfit();
-            }
-            tracing::warn!(
-                "raid5: member {place} had another checksum for sector {sector} of member {role} than the block's: it was made right"
-            );
-            return true;
-        }
         tracing::error!(
             "raid5: sector {sector} of member {role} isn't what was written, nor is the block that is calculated from the others: it is lost"
+        );
+        false
+    }
+
+    /// The sum of a block was wrong, and becomes this one. It counts for the member that has it.
+    fn right_sum(&self, now: &Membership, (role, stripe): (usize, u64), sum: u32) {
+        let Some(sums) = &self.sums else { return };
+        sums.set(role, stripe, sum);
+        let place = holder(role, self.geometry.members());
+        if let Some(slot) = now.members.reads(place) {
+            now.device(slot).note_misfit();
+        }
+        let sector = self.geometry.stripe_member_sector(stripe);
+        tracing::warn!(
+            "raid5: member {place} had another checksum for sector {sector} of member {role} than the block's: it was made right"
+        );
+    }
+
+    /// Blocks of these roles (a mask) were read and don't fit their sums. A member that has lost all writes for a while has an old block, and old sums of
+    /// the member before it. If there are such two with the stripe's bad block, the latter member's block is taken for right, and the other is
+    /// calculated: the sum of that one, which is on a third member, tells whether it was so. False: it isn't so.
+    pub(super) fn trust_held(&self, record: &mut Stripe, failed: u64) -> bool {
+        let both = failed | record.known.bad;
+        let was_unread = record.known.bad != 0 && record.misfit.is_none();
+        if both.count_ones() != 2 || was_unread || record.trusted.is_some() {
+            return false;
+        }
+        let members = self.geometry.members();
+        let held = bits(both).find(|role| both & bit(holder(*role, members)) != 0);
+        let Some(held) = held else { return false };
+        record.trusted = Some(held);
+        record.known.bad = both & !bit(held);
+        record.known.valid |= bit(held);
+        true
+    }
+
+    /// True if the block of a missing member, which was calculated and has this sum, fits its own.
+    pub(super) fn computed_fits(&self, record: &Stripe, role: usize, sum: u32) -> bool {
+        let (Some(sums), stripe) = (&self.sums, record.known.stripe) else {
+            return true;
+        };
+        if [UNKNOWN, sum].contains(&sums.get(role, stripe)) {
+            return true;
+        }
+        let sector = self.geometry.stripe_member_sector(stripe);
+        tracing::error!(
+            "raid5: sector {sector} of the missing member {role}: the block that is calculated from the others isn't what was written: it is lost"
         );
         false
     }

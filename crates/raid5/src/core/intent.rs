@@ -275,7 +275,12 @@ impl QueueCore {
     }
 
     fn flush_for_sweep(&mut self) {
-        let slots = self.common.volatile(&self.now);
+        let sweep = self.intents.sweep.as_ref();
+        let slots = match sweep.is_some_and(|sweep| sweep.marked.is_empty()) {
+            // No bit goes.
+            true => Vec::new(),
+            false => self.common.volatile(&self.now),
+        };
         self.set_step(Step::Flushing(slots.len() + 1));
         for slot in slots {
             self.start(Purpose::Sweep, (slot, Op::Flush, false), 0, Data::None);

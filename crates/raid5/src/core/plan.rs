@@ -311,6 +311,11 @@ impl View<'_> {
         others && plan.mode != Mode::Fix && !self.unsynced.has(stripe)
     }
 
+    /// True if a block of a stripe can be calculated, as far as members and parity go.
+    pub fn can_calculate(&self, stripe: u64) -> bool {
+        self.members.missing(stripe).is_none() && !self.unsynced.has(stripe)
+    }
+
     /// The calculation for a plan, whose reads are done, and the pieces that it took. `may_borrow`: nobody takes submitters' memory away.
     pub fn calculation(
         &self,

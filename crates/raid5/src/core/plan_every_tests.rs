@@ -282,6 +282,8 @@ impl Stripe {
                 Partial::of(&self.pages, rest, &mut blocks).expect("memory")
             }),
             mismatch: false,
+            sums: None,
+            computed: None,
         };
         work.run();
         self.record.calculated(&calculation);

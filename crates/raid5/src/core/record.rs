@@ -90,6 +90,8 @@ pub struct Stripe {
     pub(super) was_useful: bool,
     /// The last block that was read and didn't fit its sum. None: the bad one couldn't be read.
     pub(super) misfit: Option<Misfit>,
+    /// The role of a block that doesn't fit its sum either, and that is taken for right: the member with the bad block has that sum.
+    pub(super) trusted: Option<usize>,
 }
 
 impl words::Record for Stripe {
@@ -280,7 +282,7 @@ impl Stripe {
                 valid,
                 bad: 0,
             };
-            self.misfit = None;
+            (self.misfit, self.trusted) = (None, None);
         }
     }
 
@@ -353,12 +355,15 @@ impl Stripe {
     pub fn forget(&mut self) {
         self.batch = None;
         self.known.valid = 0;
+        if self.known.bad == 0 {
+            self.settle();
+        }
     }
 
     /// No block of the stripe is bad any more.
     pub(super) fn settle(&mut self) {
         self.known.bad = 0;
-        self.misfit = None;
+        (self.misfit, self.trusted) = (None, None);
     }
 
     /// All parts of the stripe fail. A check, and its like, passes over it.

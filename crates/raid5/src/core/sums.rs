@@ -16,6 +16,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Memory of sums that stays while it isn't used: those of 16 GiB of each member of an array of four, and in any case these groups.
 const KEPT_BYTES: u64 = 64 << 20;
 const KEPT_GROUPS: usize = 64;
+/// Memory of a group's state: a word, and whether it is dirty.
+const STATE_BYTES: usize = 9;
 
 /// See the module's documentation.
 pub struct Sums {
@@ -29,6 +31,8 @@ pub struct Sums {
     /// Groups are to go, though there is room.
     squeezed: AtomicBool,
     gauge: Gauge,
+    /// That of the groups' state.
+    _state: Gauge,
 }
 
 impl Sums {
@@ -43,6 +47,7 @@ impl Sums {
             dirty: (0..groups).map(|_| AtomicBool::new(false)).collect(),
             squeezed: AtomicBool::new(false),
             gauge: memory("checksums", 0),
+            _state: memory("state of checksums", groups * STATE_BYTES),
         })
     }
 

@@ -308,7 +308,9 @@ impl QueueCore {
 
     /// A sector of another member can't be read, so the incoming device can't be made whole: it is left out.
     pub(super) fn stop_rebuild(&mut self, sector: u64) {
-        tracing::error!("raid5: rebuilding stops: sector {sector} of another member can't be read");
+        tracing::error!(
+            "raid5: rebuilding stops: sector {sector} of another member can't be read, or isn't what was written"
+        );
         if let Some(sync) = &mut self.sync {
             sync.stop(Early::Unreadable(sector));
         }

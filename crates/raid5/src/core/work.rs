@@ -2,6 +2,7 @@
 //!
 //! The pages of a stripe belong to its batch, and a batch has one calculation at a time, so no other thread touches them.
 
+use super::fits::sum_read;
 use super::plan::{Calculation, Mode, bit};
 use super::{Piece, SharedRequest};
 use crate::STRIPE_BYTES;
@@ -29,6 +30,10 @@ pub(in super::super) struct Work {
     pub(super) partial: Option<Partial>,
     /// Parity was wrong.
     pub(super) mismatch: bool,
+    /// The stripe, if the sum of the page that is calculated from all others is wanted.
+    pub(super) sums: Option<u64>,
+    /// That sum, before anything else is copied to the page.
+    pub(super) computed: Option<u32>,
 }
 
 impl Work {
@@ -37,6 +42,8 @@ impl Work {
         let Calculation { all, mode, .. } = self.calculation;
         if let Some(member) = self.calculation.compute {
             self.pages.sum(member, all & !bit(member));
+            let sum = |stripe| sum_read(member, stripe, |block| self.pages.read(member, block));
+            self.computed = self.sums.map(sum);
         }
         match mode {
             Mode::Read => self.copy(HeadPages::give),

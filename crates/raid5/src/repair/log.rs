@@ -6,7 +6,7 @@
 
 use super::super::assemble::{Assembly, Member};
 use super::super::blocking::{Blocking, Idle};
-use super::super::geometry::STRIPE_BYTES;
+use super::super::geometry::{STRIPE_BYTES, STRIPE_SECTORS};
 use super::super::parity::xor_of;
 use super::super::ppl::{PPL_HEADER_BYTES, PplHeader, find_newest, ppl_signature};
 use super::super::recover::Repair;
@@ -61,6 +61,12 @@ pub(super) fn recover(
                     for repair in &plan.repairs {
                         // Parity that isn't there is calculated when it is rebuilt.
                         if missing(repair.parity_member, repair.member_sector) {
+                            continue;
+                        }
+                        // It is right on stable storage, and data may not be what was written.
+                        let sums = assembly.bitmap.as_ref().filter(|b| b.header().has_sums());
+                        let at = repair.member_sector..repair.member_sector + STRIPE_SECTORS;
+                        if sums.is_some_and(|map| map.set_sectors(at.clone()) == 0) {
                             continue;
                         }
                         repaired += 1;

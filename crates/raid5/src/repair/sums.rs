@@ -4,6 +4,7 @@ use super::super::assemble::Assembly;
 use super::super::blocking::Idle;
 use super::super::sums::{GROUP_SECTORS, SUMS_PAGE_BYTES, erase_sums, groups, holder, page_sector};
 use super::super::superblock::LogArea;
+use super::superblocks::throw_out;
 use super::{At, Disks};
 use pvblk_block::Error;
 use std::ops::Range;
@@ -32,18 +33,27 @@ pub(in super::super) fn read_group(
         area(assembly, at).filter(|_| knows).map(|area| (at, area))
     };
     let homes: Vec<Option<(At, LogArea)>> = (0..places).map(home).collect();
-    // Side by side. A read that doesn't begin is one that fails.
-    let mut begun = Vec::new();
-    for (at, area) in homes.iter().flatten() {
-        let sector = page_sector(*area, group);
-        disks.at(*at)?.begin_read(sector, SUMS_PAGE_BYTES)?;
-        begun.push(*at);
-    }
-    let mut pages = Vec::new();
+    // Side by side.
+    let mut begun: Vec<Option<At>> = Vec::new();
     let mut ended = Ok(());
     for home in homes {
+        let is_begun = home.map(|(at, area)| {
+            let sector = page_sector(area, group);
+            let disk = disks.at(at);
+            disk.and_then(|disk| disk.begin_read(sector, SUMS_PAGE_BYTES))
+        });
+        begun.push(
+            home.filter(|_| matches!(is_begun, Some(Ok(()))))
+                .map(|(at, _)| at),
+        );
+        if let Some(Err(error)) = is_begun {
+            ended = Err(error);
+        }
+    }
+    let mut pages = Vec::new();
+    for home in begun {
         let mut page = [0; SUMS_PAGE_BYTES];
-        let Some((at, _)) = home else {
+        let Some(at) = home else {
             pages.push(None);
             continue;
         };
@@ -95,26 +105,53 @@ pub(in super::super) fn write_group(
     Ok(failed)
 }
 
-/// Makes the sums unknown that may be behind their blocks: those of these sectors of the members' data.
+/// Sectors of whole groups that these are in, in order and joined.
+pub(super) fn whole_groups(
+    ranges: impl Iterator<Item = Range<u64>>,
+    member_sectors: u64,
+) -> Vec<Range<u64>> {
+    let mut whole: Vec<Range<u64>> = Vec::new();
+    for range in ranges.filter(|range| !range.is_empty()) {
+        let start = range.start - range.start % GROUP_SECTORS;
+        let end = range
+            .end
+            .next_multiple_of(GROUP_SECTORS)
+            .min(member_sectors);
+        match whole.last_mut() {
+            Some(last) if last.end >= start => last.end = last.end.max(end),
+            _ => whole.push(start..end),
+        }
+    }
+    whole
+}
+
+/// Makes the sums of these whole groups unknown, which may be behind their blocks. Devices that fail that are thrown out.
 pub(super) fn erase(
-    assembly: &Assembly,
+    assembly: &mut Assembly,
     disks: &mut Disks,
     ranges: &[Range<u64>],
     idle: &mut Idle<'_>,
 ) -> Result<(), Error> {
-    let all = groups(assembly.geometry.member_sectors()) as u64;
+    if ranges.is_empty() {
+        return Ok(());
+    }
     for at in At::all(assembly) {
         let Some(area) = area(assembly, at) else {
             continue;
         };
-        for range in ranges.iter().filter(|range| !range.is_empty()) {
-            let first = range.start / GROUP_SECTORS;
-            let end = range.end.div_ceil(GROUP_SECTORS).min(all);
+        let disk = disks.at(at)?;
+        let erased = ranges.iter().try_for_each(|range| {
+            let pages = groups(range.end) as u64 - range.start / GROUP_SECTORS;
             let part = LogArea {
-                sector: page_sector(area, first as usize),
-                sectors: (end - first) * (SUMS_PAGE_BYTES as u64 / 512),
+                sector: page_sector(area, (range.start / GROUP_SECTORS) as usize),
+                sectors: pages * (SUMS_PAGE_BYTES as u64 / 512),
             };
-            erase_sums(disks.at(at)?, part, idle)?;
+            erase_sums(disk, part, idle)
+        });
+        match erased.and_then(|()| disk.flush(idle)) {
+            Ok(()) => {}
+            Err(error) if disk.is_ended() => return Err(error),
+            Err(error) => throw_out(assembly, disks, Some(at), error)?,
         }
     }
     Ok(())
