@@ -292,6 +292,7 @@ fn small_writes_in_a_row_reach_an_array_as_whole_stripes() {
         device_sectors: &[SECTORS; 4],
         size_sectors: None,
         consistency: Consistency::Resync,
+        checksums: false,
         clean: true,
     };
     let created = created.build().unwrap();

@@ -158,7 +158,7 @@ impl Assembly {
         self.newest().policy()
     }
 
-    /// What superblocks go with.
+    /// The private map and sums that superblocks go with.
     pub(super) fn kept(&self) -> Kept {
         match self.bitmap.as_ref().map(WriteIntent::header) {
             Some(header) if header.has_sums() => Kept::MapAndSums,

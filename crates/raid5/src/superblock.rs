@@ -71,7 +71,7 @@ impl Role {
     }
 }
 
-/// What lies on the members beside md's metadata, of the same events as a superblock.
+/// Metadata beside md's, on the members, of the same events as a superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
     /// Nothing that counts.
@@ -500,7 +500,7 @@ impl Superblock {
             Kept::Map => 1,
             Kept::MapAndSums => 2,
         };
-        self.utime = secs & (MAP_KEPT - 1) | kept * MAP_KEPT;
+        self.utime = (secs & (MAP_KEPT - 1)) | (kept * MAP_KEPT);
     }
 
     /// True if this superblock was written with a private map. Others that write to the array don't say so: their events alone don't tell,

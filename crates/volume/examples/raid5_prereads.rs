@@ -131,6 +131,7 @@ fn array(
         device_sectors: &[MEMBER_SECTORS; MEMBERS],
         size_sectors: None,
         consistency: Consistency::Resync,
+        checksums: false,
         clean: true,
     }
     .build()?;

@@ -24,6 +24,7 @@ fn array(consistency: Consistency) -> Result<Arc<dyn BlockDevice>, pvblk_block::
         device_sectors: &[MEMBER_SECTORS; 4],
         size_sectors: None,
         consistency,
+        checksums: false,
         clean: true,
     }
     .build()?;

@@ -26,6 +26,7 @@ fn array() -> Outcome<Arc<dyn BlockDevice>> {
         device_sectors: &[MEMBER_BYTES / 512; 4],
         size_sectors: None,
         consistency: Consistency::Resync,
+        checksums: false,
         clean: true,
     }
     .build()?;

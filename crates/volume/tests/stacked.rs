@@ -31,6 +31,7 @@ fn array(delayed: bool) -> Arc<dyn BlockDevice> {
         device_sectors: &[MEMBER_BYTES / 512; 3],
         size_sectors: None,
         consistency: Consistency::Ppl,
+        checksums: false,
         clean: true,
     }
     .build()

@@ -10,7 +10,7 @@ use super::queue::ArrayQueue;
 use super::shared::{FLOOR, Shared};
 use super::{ArrayOptions, MemberDevice, WritePath, check_stripes};
 use crate::blocking::{Idle, sleepy};
-use crate::core::{Arriving, Common, Counts, Errand, Marks};
+use crate::core::{Arriving, Common, Counts, Errand, Marks, Unknown};
 use crate::{Assembly, Geometry, Member, STRIPE_SECTORS};
 use parking_lot::Mutex;
 use pvblk_block::stacked::{BackgroundThread, QueueTable, finish_within};
@@ -64,8 +64,10 @@ impl Raid5 {
             assembly.geometry,
             members.collect(),
             incoming,
-            assembly.unsynced.iter().map(stripes).collect(),
-            assembly.unsummed.iter().map(stripes).collect(),
+            Unknown {
+                parity: assembly.unsynced.iter().map(stripes).collect(),
+                sums: assembly.unsummed.iter().map(stripes).collect(),
+            },
             match &assembly.bitmap {
                 Some(bitmap) => Marks::Bitmap(bitmap),
                 None => Marks::InMemory {

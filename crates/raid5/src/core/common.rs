@@ -117,6 +117,14 @@ pub(crate) struct Arriving<'a> {
     pub member: (&'a Superblock, Limits),
 }
 
+/// Stripes of which something isn't known, as ranges in order.
+pub struct Unknown {
+    /// Parity may be wrong.
+    pub parity: Vec<Range<u64>>,
+    /// Of an array that has sums: theirs may be missing.
+    pub sums: Vec<Range<u64>>,
+}
+
 impl Setup {
     /// As [`Common::of`]. Superblocks are written before the first write, since they may be clean, or not name a member that is missing.
     fn of(
@@ -268,22 +276,20 @@ pub struct Common {
 }
 
 impl Common {
-    /// An array of these members, by role, with pages for so many stripes. `unsynced`: stripes whose parity isn't known to be right.
-    /// `unsummed`: stripes whose sums aren't known, of an array that has them.
+    /// An array of these members, by role, with pages for so many stripes.
     /// `marks`: the chunks in which members may differ. `limited`: devices may be given up with I/O in flight, so writes of requests are copied.
     pub fn of(
         geometry: Geometry,
         members: Vec<Option<(&Superblock, Limits)>>,
         incoming: Option<Arriving<'_>>,
-        unsynced: Vec<Range<u64>>,
-        unsummed: Vec<Range<u64>>,
+        unknown: Unknown,
         marks: Marks<'_>,
         stripes: usize,
         limited: bool,
     ) -> Result<Arc<Common>, Error> {
         let mut setup = Setup::of(geometry, members, incoming, marks, stripes);
-        setup.unsynced = Unsynced(unsynced);
-        setup.unsummed = unsummed;
+        setup.unsynced = Unsynced(unknown.parity);
+        setup.unsummed = unknown.sums;
         setup.limited = limited;
         Common::new(setup)
     }

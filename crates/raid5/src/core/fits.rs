@@ -16,12 +16,12 @@ use pvblk_block::{Buffer, Request};
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// What was wrong about a block and its sum.
+/// The wrong one of a block and its sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Misfit {
     /// The block, whose own sum is this; or that isn't known yet.
     Block(u32),
-    /// The sum.
+    /// The sum on the next member.
     Sum,
 }
 

@@ -47,9 +47,9 @@ struct Sweep {
     step: Step,
 }
 
-/// A sweep's steps.
+/// The part of a sweep that is under way; each follows the one before it.
 enum Step {
-    /// Batches end.
+    /// Batches of the words that were owned end.
     Waiting,
     /// Sums are written.
     Writing,

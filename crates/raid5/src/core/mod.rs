@@ -63,7 +63,7 @@ mod trace_tests;
 #[cfg(test)]
 mod world;
 
-pub(super) use common::{Arriving, Common, Marks};
+pub(super) use common::{Arriving, Common, Marks, Unknown};
 pub(super) use kick::Change;
 pub(super) use membership::Device;
 pub(super) use queue::{Errand, Mail, Opening, QueueCore};

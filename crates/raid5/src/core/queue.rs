@@ -72,7 +72,7 @@ pub enum EndedOf {
     },
 }
 
-/// What has to be done before a batch of a stripe goes on.
+/// A stripe that a parked batch waits to begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opening {
     pub stripe: u64,

@@ -22,7 +22,7 @@ const STATE_BYTES: usize = 9;
 /// See the module's documentation.
 pub struct Sums {
     members: usize,
-    /// Which groups are in memory.
+    /// A group is set if it is in memory.
     groups: Chunks,
     /// Address space for all groups: of each a page for each place. A group that isn't in memory has none of the system's.
     region: Region,

@@ -52,7 +52,6 @@ impl Marked {
         self.0.is_empty()
     }
 
-    /// The chunks.
     pub fn all(&self) -> impl Iterator<Item = usize> {
         self.0.iter().copied()
     }

@@ -83,11 +83,11 @@ fn arrays(lines: &mut Lines<'_>, arrays: &[(Labels, Detail)]) -> io::Result<()> 
     for (label, serving) in serving() {
         samples.put(label, serving.away.len() as u64)?;
     }
-    let counts: [(_, fn(&DetailMember) -> u32); 2] = [
-        (&f::ARRAY_CORRECTED, |member| member.corrected_reads),
-        (&f::ARRAY_CHECKSUM, |member| member.checksum_errors),
-    ];
-    for (family, count) in counts {
+    for family in [&f::ARRAY_CORRECTED, &f::ARRAY_CHECKSUM] {
+        let count = |member: &DetailMember| match std::ptr::eq(family, &f::ARRAY_CORRECTED) {
+            true => member.corrected_reads,
+            false => member.checksum_errors,
+        };
         let mut samples = lines.family(family)?;
         for (label, detail) in arrays {
             // While a member is replaced two devices are at its place.
