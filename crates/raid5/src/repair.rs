@@ -95,19 +95,8 @@ pub fn prepare(
     assembly.unsynced.clear();
     assembly.unsummed.clear();
     let (alike, is_current) = load_bitmap(assembly, &mut disks, idle)?;
-    // Before superblocks say clean: sums on disk are right, or unknown, whenever the array is.
-    if let Some(bitmap) = assembly.bitmap.as_ref().filter(|b| b.header().has_sums()) {
-        let sectors = assembly.geometry.member_sectors();
-        let behind = match (is_current, assembly.dirty) {
-            (false, _) => sums::whole_groups(std::iter::once(0..sectors), sectors),
-            (true, true) => sums::whole_groups(bitmap.marked_ranges(), sectors),
-            (true, false) => Vec::new(),
-        };
-        if !has(Plant::SumsKeptAfterCrash) {
-            sums::erase(assembly, &mut disks, &behind, idle)?;
-        }
-        assembly.unsummed = behind;
-    }
+    // From the marks as they are: a repair takes them away.
+    let behind = sums_behind(assembly, is_current);
     // The last start or stop may have been cut off between two superblocks. A member that is missing becomes
     // stale now, because it lacks all later writes.
     let mut write = assembly.dirty || !alike || superblocks::differ(assembly);
@@ -116,6 +105,8 @@ pub fn prepare(
         repair(assembly, options, &mut disks, progress, idle)?;
         disks.flush(idle)?;
     }
+    // After the repair, which may need a device that can't be written; and before superblocks say clean.
+    forget_sums(assembly, &mut disks, behind, idle)?;
     write |= superblocks::names_missing(assembly);
     for at in At::all(assembly) {
         let features = |a: &Assembly| at.of(a).map(|m| m.superblock.feature_map);
@@ -129,6 +120,50 @@ pub fn prepare(
     }
     if let Policy::Ppl(_) = assembly.policy() {
         log::empty(assembly, &mut disks, idle)?;
+    }
+    Ok(())
+}
+
+/// Sectors of the groups whose sums may be behind their blocks, in an array that has sums: those that the map marks if the array wasn't stopped in order,
+/// or all, if the map isn't current.
+fn sums_behind(assembly: &Assembly, is_current: bool) -> Vec<Range<u64>> {
+    let sectors = assembly.geometry.member_sectors();
+    let bitmap = assembly.bitmap.as_ref();
+    let Some(bitmap) = bitmap.filter(|bitmap| bitmap.header().has_sums()) else {
+        return Vec::new();
+    };
+    match (is_current, assembly.dirty) {
+        (false, _) => sums::whole_groups(std::iter::once(0..sectors), sectors),
+        (true, true) => sums::whole_groups(bitmap.marked_ranges(), sectors),
+        (true, false) => Vec::new(),
+    }
+}
+
+/// Makes these sums unknown, so that sums on disk are right, or unknown, whenever superblocks say clean. If a device that the array needs can't be
+/// written there, the array goes on without sums and map.
+fn forget_sums(
+    assembly: &mut Assembly,
+    disks: &mut Disks,
+    behind: Vec<Range<u64>>,
+    idle: &mut Idle<'_>,
+) -> Result<(), Error> {
+    if has(Plant::SumsKeptAfterCrash) {
+        return Ok(());
+    }
+    match sums::erase(assembly, disks, &behind, idle) {
+        Ok(()) => assembly.unsummed = behind,
+        Err(error) => {
+            if At::all(assembly)
+                .into_iter()
+                .any(|at| disks.at(at).is_ok_and(|disk| disk.is_ended()))
+            {
+                return Err(error);
+            }
+            assembly
+                .notes
+                .push(format!("the array is served without checksums: {error}"));
+            assembly.bitmap = None;
+        }
     }
     Ok(())
 }

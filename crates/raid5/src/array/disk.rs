@@ -136,7 +136,6 @@ impl OnDisk {
                 ));
             }
             self.leave_out(failed);
-            self.settle();
         }
     }
 

@@ -304,7 +304,7 @@ impl QueueCore {
         let is_one = failed.count_ones() == 1 && record.known.bad == 0;
         let role = failed.trailing_zeros() as usize;
         let can_fix = is_one && view.can_fix(&record.known, &plan, role);
-        let may_trust = unread == 0 && view.can_calculate(record.known.stripe);
+        let may_trust = unread == 0 && view.can_calculate(&record.known, &plan);
         let is_trusted = may_trust && self.common.trust_held(record, failed);
         if !can_fix && !is_trusted {
             return self.lose_blocks(token, plan, parts);
@@ -343,13 +343,24 @@ impl QueueCore {
     }
 
     /// A missing member's block that was calculated isn't what was written: those that need it fail, and a rebuild ends.
-    fn lose_computed(&mut self, mut token: Token<Closed, Stripe>, pieces: Vec<BatchPiece>) {
-        match token.record_mut().kind() {
+    fn lose_computed(
+        &mut self,
+        mut token: Token<Closed, Stripe>,
+        role: usize,
+        pieces: Vec<BatchPiece>,
+    ) {
+        let record = token.record_mut();
+        match record.kind() {
             Kind::Sync(_) => {
-                let lost = token.record_mut().sync_done(false);
+                let lost = record.sync_done(false);
                 self.lose_parts(token, vec![lost]);
             }
-            _ => self.end_batch(token, pieces, false),
+            // Other blocks of the stripe are well.
+            Kind::Read => {
+                record.fail_pieces(&pieces, role);
+                self.end_batch(token, pieces, true);
+            }
+            Kind::Write | Kind::Fix => self.end_batch(token, pieces, false),
         }
     }
 
@@ -448,8 +459,10 @@ impl QueueCore {
         record.waiting[0].mismatch = work.mismatch;
         let computed = work.calculation.compute.zip(work.computed);
         let computed = computed.filter(|_| record.kind() != Kind::Fix);
-        if computed.is_some_and(|(role, sum)| !self.common.computed_fits(record, role, sum)) {
-            return self.lose_computed(token, work.pieces);
+        if let Some((role, sum)) = computed
+            && !self.common.computed_fits(record, role, sum)
+        {
+            return self.lose_computed(token, role, work.pieces);
         }
         match record.kind() {
             Kind::Sync(action) if action.makes_parity() || !work.mismatch => {

@@ -57,7 +57,8 @@ impl Common {
             return true;
         }
         let found = sum_of_page(record, role);
-        if found != wanted {
+        // That of the stripe's bad block stays.
+        if found != wanted && record.known.bad == 0 {
             record.misfit = Some(Misfit::Block(found));
         }
         found == wanted
@@ -72,11 +73,12 @@ impl Common {
             record.known.bad.trailing_zeros() as usize,
         );
         let (calculated, wanted) = (sum_of_page(record, role), sums.get(role, stripe));
-        if [calculated, UNKNOWN].contains(&wanted) {
-            if let Some(held) = record.trusted {
-                let sum = sum_of_page(record, held);
-                self.right_sum(now, (held, stripe), sum);
-            }
+        if let Some(held) = record.trusted.filter(|_| calculated == wanted) {
+            let sum = sum_of_page(record, held);
+            self.right_sum(now, (held, stripe), sum);
+            return true;
+        }
+        if record.trusted.is_none() && [calculated, UNKNOWN].contains(&wanted) {
             return true;
         }
         if record.trusted.is_none() && record.misfit == Some(Misfit::Block(calculated)) {

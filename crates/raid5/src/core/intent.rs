@@ -232,13 +232,14 @@ impl QueueCore {
             return None;
         };
         let chunks = self.common.chunks.as_ref()?;
-        let of_chunks = sweep.marked.all().flat_map(|chunk| {
+        let chunks_swept = sweep.marked.all().filter(|_| !has(Plant::SumsNotSwept));
+        let of_chunks = chunks_swept.flat_map(|chunk| {
             let Range { start, end } = chunks.sectors(chunk);
             (start / GROUP_SECTORS) as usize..end.div_ceil(GROUP_SECTORS) as usize
         });
         let wanted: BTreeSet<usize> = of_chunks.chain(sweep.groups.all()).collect();
         let mut dirty = sums.dirty();
-        dirty.retain(|group| wanted.contains(group) && !has(Plant::SumsNotSwept));
+        dirty.retain(|group| wanted.contains(group));
         Some(dirty)
     }
 
@@ -263,7 +264,9 @@ impl QueueCore {
         let (epoch, waits) = (sweep.epoch, self.common.words.is_owned(&mut sweep.stripes));
         if !self.is_as_in(epoch) {
             self.intents.sweep = None;
-            return;
+            // A kick that was under way may have left them as they are.
+            let failed = self.common.failed(&self.now);
+            return self.devices_failed(failed);
         }
         if waits && !has(Plant::SweepNotAwaited) {
             return;

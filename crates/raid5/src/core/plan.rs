@@ -304,16 +304,16 @@ impl View<'_> {
 
     /// True if a member's block that a plan's batch couldn't read can be calculated: all other blocks and their parity are good for it.
     pub fn can_fix(&self, record: &Record, plan: &Plan, member: usize) -> bool {
+        let others = record.bad & !bit(member) == 0;
+        others && plan.mode != Mode::Fix && self.can_calculate(record, plan)
+    }
+
+    /// True if a block can be calculated that a plan's batch didn't get, as far as members and parity go.
+    pub fn can_calculate(&self, record: &Record, plan: &Plan) -> bool {
         let stripe = record.stripe;
         let rebuilds = plan.mode == Mode::Rebuild && plan.compute.is_some();
         let misses = self.members.missing(stripe).is_some() || plan.missing.is_some() || rebuilds;
-        let others = !misses && record.bad & !bit(member) == 0;
-        others && plan.mode != Mode::Fix && !self.unsynced.has(stripe)
-    }
-
-    /// True if a block of a stripe can be calculated, as far as members and parity go.
-    pub fn can_calculate(&self, stripe: u64) -> bool {
-        self.members.missing(stripe).is_none() && !self.unsynced.has(stripe)
+        !misses && !self.unsynced.has(stripe)
     }
 
     /// The calculation for a plan, whose reads are done, and the pieces that it took. `may_borrow`: nobody takes submitters' memory away.

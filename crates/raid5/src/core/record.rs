@@ -403,6 +403,13 @@ impl Stripe {
         self.waiting.extract_if(.., is_over).collect()
     }
 
+    /// Pieces of a batch that are of this member fail, when they are done.
+    pub(super) fn fail_pieces(&mut self, pieces: &[BatchPiece], member: usize) {
+        let its = pieces.iter().filter(|piece| piece.member == member);
+        its.for_each(|piece| self.waiting[piece.piece.request].failed = true);
+        self.known.valid &= !bit(member);
+    }
+
     /// The stripe's turn in an action is over: takes out its part, for which the batch was.
     pub(super) fn sync_done(&mut self, ok: bool) -> Waiting {
         let mut waiting = self.waiting.remove(0);

@@ -152,17 +152,22 @@ impl<P: Primitives> Chunks<P> {
     }
 
     /// Chunks that are still unused become clear; their bits may be taken away. Returns their number.
-    pub fn clear(&self, marked: Marked) -> usize {
-        self.clear_each(marked).count()
+    pub fn clear(&self, mut marked: Marked) -> usize {
+        marked.0.retain(|chunk| self.clear_one(*chunk));
+        marked.0.len()
     }
 
-    /// The same, and names each chunk that became clear.
-    pub fn clear_each(&self, marked: Marked) -> impl Iterator<Item = usize> {
-        let is_cleared = |chunk: &usize| {
-            let word = &self.words[*chunk];
-            word.exchange_relaxed(CLEARING, CLEAR).is_ok()
-        };
-        marked.0.into_iter().filter(is_cleared)
+    fn clear_one(&self, chunk: usize) -> bool {
+        let word = &self.words[chunk];
+        word.exchange_relaxed(CLEARING, CLEAR).is_ok()
+    }
+
+    /// The same, and names the chunks that became clear. Whoever finds their memory changed after this finds that they were cleared.
+    pub fn clear_each(&self, mut marked: Marked) -> Vec<usize> {
+        marked.0.retain(|chunk| self.clear_one(*chunk));
+        // Pairs with the barrier of `is_as_seen`.
+        P::full_barrier();
+        marked.0
     }
 
     /// A look at a chunk without a word of one's own; `None`: it is clear. While [`Chunks::is_as_seen`], it wasn't clear since then.

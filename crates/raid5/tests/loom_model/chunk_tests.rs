@@ -4,7 +4,9 @@ use crate::explore::explore;
 use crate::loom_model::Sound;
 use crate::loom_model::chunks::{self, Marked};
 use crate::{NoAcquireLoad, NoBarrier};
+use loom::sync::atomic::{AtomicU32, Ordering};
 use pvblk_block::stacked::Primitives;
+use pvblk_raid5::words::Chunks;
 use std::sync::Arc;
 
 /// Steps at a chunk's bit.
@@ -45,6 +47,52 @@ fn run_marked<P: Primitives>(queues: &'static [&'static [BitStep]], fault: chunk
         thread.join().expect("it ends");
     }
     array.check_end();
+}
+
+/// Something looks at memory that goes and comes with a chunk, without a word of its own.
+fn run_peek<P: Primitives>(reloads: bool) {
+    let chunks = Arc::new(Chunks::<P>::new(3, std::iter::once(true)));
+    let memory = Arc::new(AtomicU32::new(RIGHT));
+    let looks = {
+        let (chunks, memory) = (Arc::clone(&chunks), Arc::clone(&memory));
+        loom::thread::spawn(move || {
+            let Some(seen) = chunks.peek(0) else { return };
+            let found = memory.load(Ordering::Relaxed);
+            if chunks.is_as_seen(&seen) {
+                assert_eq!(found, RIGHT, "memory that was gone counts");
+            }
+        })
+    };
+    for _ in 0..2 {
+        let marked = chunks.sweep(|_| true);
+        // Nobody owns a word.
+        for _ in chunks.clear_each(marked) {
+            memory.store(0, Ordering::Relaxed);
+            if reloads {
+                memory.store(RIGHT, Ordering::Relaxed);
+                chunks.set(&(0..8));
+            }
+        }
+    }
+    looks.join().expect("it ends");
+}
+
+const RIGHT: u32 = 7;
+
+#[test]
+fn a_look_without_a_word_meets_a_chunk_that_goes() {
+    explore(3, || run_peek::<Sound>(false));
+}
+
+#[test]
+fn a_look_without_a_word_meets_a_chunk_that_goes_and_comes() {
+    explore(3, || run_peek::<Sound>(true));
+}
+
+#[test]
+#[should_panic(expected = "memory that was gone counts")]
+fn control_without_the_barrier_a_look_counts_on_memory_that_goes() {
+    explore(3, || run_peek::<NoBarrier>(false));
 }
 
 const MEET: &[&[BitStep]] = &[&[BitStep::Sweep, BitStep::Sweep], &[BitStep::Try]];
