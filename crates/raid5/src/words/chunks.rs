@@ -162,7 +162,7 @@ impl<P: Primitives> Chunks<P> {
         word.exchange_relaxed(CLEARING, CLEAR).is_ok()
     }
 
-    /// The same, and names the chunks that became clear. Whoever finds their memory changed after this finds that they were cleared.
+    /// The same, and names the chunks that became clear. A look that finds their memory changed after this finds that they were cleared.
     pub fn clear_each(&self, mut marked: Marked) -> Vec<usize> {
         marked.0.retain(|chunk| self.clear_one(*chunk));
         // Pairs with the barrier of `is_as_seen`.
