@@ -160,11 +160,14 @@ impl Assembly {
 
     /// The private map and sums that superblocks go with.
     pub(super) fn kept(&self) -> Kept {
-        match self.bitmap.as_ref().map(WriteIntent::header) {
-            Some(header) if header.has_sums() => Kept::MapAndSums,
-            Some(header) if header.is_private() => Kept::Map,
-            _ => Kept::Nothing,
-        }
+        let bitmap = self.bitmap.as_ref();
+        bitmap.map_or(Kept::Nothing, |bitmap| bitmap.header().kept())
+    }
+
+    /// The private map of an array that has sums.
+    pub(super) fn map_with_sums(&self) -> Option<&WriteIntent> {
+        let bitmap = self.bitmap.as_ref();
+        bitmap.filter(|bitmap| bitmap.header().has_sums())
     }
 
     /// The newest event counter.

@@ -180,13 +180,8 @@ pub fn create(
             continue;
         };
         let mut superblock = created.superblock(number, uuid);
-        let private = bitmap.as_ref().filter(|b| b.header().is_private());
-        let kept = match private {
-            Some(_) if has_sums => Kept::MapAndSums,
-            Some(_) => Kept::Map,
-            None => Kept::Nothing,
-        };
-        superblock.set_updated(options.created_secs, kept);
+        let kept = bitmap.as_ref().map(|bitmap| bitmap.header().kept());
+        superblock.set_updated(options.created_secs, kept.unwrap_or(Kept::Nothing));
         if let Some(area) = superblock.sums_area().filter(|_| has_sums) {
             let mut disk = Blocking::open(&device)?;
             erase_sums(&mut disk, area, idle)?;

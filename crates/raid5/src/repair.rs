@@ -35,6 +35,7 @@ use super::bitmap::{BITMAP_HEADER_BYTES, PAGE_BYTES, WriteIntent};
 use super::blocking::Idle;
 use super::geometry::{STRIPE_BYTES, STRIPE_SECTORS};
 use super::parity::xor_into;
+use super::sums::GROUP_SECTORS;
 use super::superblock::{Feature, Policy, Superblock};
 use pvblk_block::Error;
 use pvblk_block::planted::{Plant, has};
@@ -128,13 +129,12 @@ pub fn prepare(
 /// or all, if the map isn't current.
 fn sums_behind(assembly: &Assembly, is_current: bool) -> Vec<Range<u64>> {
     let sectors = assembly.geometry.member_sectors();
-    let bitmap = assembly.bitmap.as_ref();
-    let Some(bitmap) = bitmap.filter(|bitmap| bitmap.header().has_sums()) else {
+    let Some(map) = assembly.map_with_sums() else {
         return Vec::new();
     };
     match (is_current, assembly.dirty) {
-        (false, _) => sums::whole_groups(std::iter::once(0..sectors), sectors),
-        (true, true) => sums::whole_groups(bitmap.marked_ranges(), sectors),
+        (false, _) => std::iter::once(0..sectors).collect(),
+        (true, true) => rounded(map.marked_ranges(), GROUP_SECTORS, sectors),
         (true, false) => Vec::new(),
     }
 }
@@ -217,10 +217,9 @@ fn repair(
             ranges = marked.collect();
         }
         Policy::Ppl(_) => {
-            let has_sums = |bitmap: &&WriteIntent| bitmap.header().has_sums();
-            if let Some(bitmap) = assembly.bitmap.as_ref().filter(has_sums) {
-                // What isn't marked is on stable storage with its parity: that would be calculated from blocks that nobody has compared.
-                ranges = bitmap.marked_ranges().collect();
+            if let Some(map) = assembly.map_with_sums() {
+                // Other stripes are on stable storage with their parity: it would be calculated from blocks that nobody has compared.
+                ranges = map.marked_ranges().collect();
             }
             let found = log::recover(assembly, disks, idle)?;
             assembly.notes.extend(found.notes);
@@ -234,7 +233,7 @@ fn repair(
             }
         }
     }
-    let mut ranges = whole_stripes(ranges, sectors);
+    let mut ranges = rounded(ranges.into_iter(), STRIPE_SECTORS, sectors);
     let Some(missing) = assembly.failed() else {
         if options.resync_later {
             ranges = leave(assembly, ranges);
@@ -286,12 +285,16 @@ fn leave(assembly: &mut Assembly, mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>
     at_once
 }
 
-/// Rounds ranges of sectors to whole stripes; adjacent ones are joined.
-fn whole_stripes(ranges: Vec<Range<u64>>, member_sectors: u64) -> Vec<Range<u64>> {
+/// Rounds ranges of sectors, which are in order, to whole units; adjacent ones are joined.
+fn rounded(
+    ranges: impl Iterator<Item = Range<u64>>,
+    unit_sectors: u64,
+    member_sectors: u64,
+) -> Vec<Range<u64>> {
     let mut whole: Vec<Range<u64>> = Vec::new();
-    for range in ranges.into_iter().filter(|r| !r.is_empty()) {
-        let start = range.start - range.start % STRIPE_SECTORS;
-        let end = range.end.next_multiple_of(STRIPE_SECTORS);
+    for range in ranges.filter(|range| !range.is_empty()) {
+        let start = range.start - range.start % unit_sectors;
+        let end = range.end.next_multiple_of(unit_sectors);
         let end = end.min(member_sectors);
         match whole.last_mut() {
             Some(last) if last.end >= start => last.end = last.end.max(end),

@@ -97,7 +97,7 @@ fn nothing_is_left_of_a_degraded_array() {
 
 #[test]
 fn ranges_become_whole_stripes() {
-    let whole = |ranges: &[Range<u64>]| whole_stripes(ranges.to_vec(), 80);
+    let whole = |ranges: &[Range<u64>]| rounded(ranges.iter().cloned(), STRIPE_SECTORS, 80);
     assert_eq!(whole(&[]), []);
     assert_eq!(whole(&[3..3, 9..10, 17..24, 33..80]), [8..24, 32..80]);
     assert_eq!(whole(&[0..1, 8..9, 79..80]), [0..16, 72..80]);

@@ -9,7 +9,7 @@ use super::sync::SyncQueue;
 use crate::array::returns::{Places, Returns, add_whole};
 use crate::array::told::{Seen, Told};
 use crate::blocking::{Idle, sleepy};
-use crate::core::{Errand, Mail, Opening, TICKS};
+use crate::core::{Errand, Mail, Opening, Sums, TICKS};
 use crate::sums::group_of;
 
 use crate::words::Owner;
@@ -280,13 +280,10 @@ impl BackgroundWork {
     fn write_superblocks(&self, errand: Errand, idle: &mut Idle<'_>) -> u64 {
         let shared = &self.shared;
         let mut disk = shared.disk.lock();
-        // Whoever starts the array at the position that superblocks tell counts on the sums of all before.
+        // A start at the position that superblocks tell counts on the sums of all before.
         let tells = matches!(errand, Errand::Recovered { .. } | Errand::Resynced(_));
         if let Some(sums) = shared.common.sums().filter(|_| tells) {
-            let dirty = sums.dirty();
-            let failed = shared.try_writing(&mut disk, idle, |disk, idle| {
-                disk.write_sums(sums, &dirty, idle)
-            });
+            let failed = shared.try_writing_sums(&mut disk, (sums, &sums.dirty()), idle);
             if failed != Some(0) {
                 return failed.unwrap_or_else(|| disk.live());
             }
@@ -339,6 +336,16 @@ impl BackgroundWork {
 }
 
 impl Shared {
+    /// As [`OnDisk::write_sums`], and tries that again; as [`Shared::try_writing`].
+    pub(super) fn try_writing_sums(
+        &self,
+        disk: &mut OnDisk,
+        (sums, groups): (&Sums, &[usize]),
+        idle: &mut Idle<'_>,
+    ) -> Option<u64> {
+        self.try_writing(disk, idle, |disk, idle| disk.write_sums(sums, groups, idle))
+    }
+
     /// Writes metadata, and tries that again. `None`: it isn't possible, or `idle` has ended it.
     pub(super) fn try_writing<T>(
         &self,

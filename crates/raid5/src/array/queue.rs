@@ -292,7 +292,7 @@ impl QueueState {
         result
     }
 
-    /// As [`QueueCore::swept_sums`].
+    /// Groups of sums for which its sweep waits, as [`QueueCore::swept_sums`].
     pub(super) fn swept_sums(&self) -> Option<Vec<usize>> {
         self.core.swept_sums()
     }

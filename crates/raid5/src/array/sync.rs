@@ -168,12 +168,10 @@ impl SyncQueue {
         let Some(chunks) = shared.common.chunks() else {
             return;
         };
-        let is_broken = shared.common.is_broken();
-        let is_whole = shared.common.missing().is_none() && !is_broken;
+        let is_whole = shared.common.missing().is_none() && !shared.common.is_broken();
         let is_due = now >= self.swept_at + SWEEP && !self.sweeps;
         let clears = is_due && is_whole && chunks.any();
-        let has_too_many = shared.common.sums().is_some_and(Sums::are_too_many);
-        let squeezes = has_too_many && !is_broken && now >= self.squeezed_at + SQUEEZE;
+        let squeezes = has_too_many_sums(shared) && now >= self.squeezed_at + SQUEEZE;
         if clears || squeezes {
             self.swept_at = if clears { now } else { self.swept_at };
             self.squeezed_at = now;
@@ -195,9 +193,7 @@ impl SyncQueue {
         queue.step(QueueCore::go_on_sweeping);
         if let (Some(sums), Some(groups)) = (shared.common.sums(), queue.swept_sums()) {
             let mut disk = shared.disk.lock();
-            let failed = shared.try_writing(&mut disk, idle, |disk, idle| {
-                disk.write_sums(sums, &groups, idle)
-            });
+            let failed = shared.try_writing_sums(&mut disk, (sums, &groups), idle);
             let failed = failed.unwrap_or_else(|| disk.live());
             drop(disk);
             queue.step(|core| core.sums_written(failed));
@@ -235,11 +231,8 @@ impl SyncQueue {
         let Some(sums) = shared.common.sums() else {
             return;
         };
-        let dirty = sums.dirty();
         let mut disk = shared.disk.lock();
-        let failed = shared.try_writing(&mut disk, idle, |disk, idle| {
-            disk.write_sums(sums, &dirty, idle)
-        });
+        let failed = shared.try_writing_sums(&mut disk, (sums, &sums.dirty()), idle);
         drop(disk);
         if let (Some(failed), Some(queue)) = (failed.filter(|f| *f != 0), &mut self.queue) {
             queue.step(|core| core.devices_failed(failed));
@@ -491,10 +484,8 @@ impl SyncQueue {
         let chunks = shared.common.chunks().filter(|_| is_whole);
         let chunks = chunks.filter(|chunks| chunks.any());
         let sweep = chunks.map(|_| (self.swept_at + SWEEP).saturating_sub(now));
-        let is_broken = shared.common.is_broken();
-        let sums = shared.common.sums();
-        let sums = sums.filter(|sums| sums.are_too_many() && !is_broken);
-        let squeeze = sums.map(|_| (self.squeezed_at + SQUEEZE).saturating_sub(now));
+        let squeezes = has_too_many_sums(shared);
+        let squeeze = squeezes.then(|| (self.squeezed_at + SQUEEZE).saturating_sub(now));
         let slice = self.queue.as_ref().map(|_| SLICE);
         slice.or(retries.into_iter().chain(sweep).chain(squeeze).min())
     }
@@ -523,6 +514,12 @@ impl SyncQueue {
         queue.step(QueueCore::stop_sweep);
         Some(*queue)
     }
+}
+
+/// True if sums are to go from memory.
+fn has_too_many_sums(shared: &Shared) -> bool {
+    let sums = shared.common.sums();
+    sums.is_some_and(Sums::are_too_many) && !shared.common.is_broken()
 }
 
 /// An action has ended.

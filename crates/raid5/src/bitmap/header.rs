@@ -1,7 +1,7 @@
 //! The first 256 bytes of a bitmap.
 
 use super::super::geometry::Geometry;
-use super::super::superblock::Superblock;
+use super::super::superblock::{Kept, Superblock};
 use super::PAGE_BYTES;
 use pvblk_block::{Error, ErrorKind};
 use std::ops::Range;
@@ -180,6 +180,15 @@ impl BitmapHeader {
     /// True if it is the private map of an array with sums of its blocks ([`crate::sums`]).
     pub fn has_sums(&self) -> bool {
         self.reserved.starts_with(&PRIVATE_WITH_SUMS)
+    }
+
+    /// The private map and sums that superblocks beside it go with.
+    pub(in super::super) fn kept(&self) -> Kept {
+        match (self.is_private(), self.has_sums()) {
+            (_, true) => Kept::MapAndSums,
+            (true, false) => Kept::Map,
+            (false, false) => Kept::Nothing,
+        }
     }
 
     /// The same private map for an array with sums.

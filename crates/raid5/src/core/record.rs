@@ -282,7 +282,7 @@ impl Stripe {
                 valid,
                 bad: 0,
             };
-            (self.misfit, self.trusted) = (None, None);
+            self.settle();
         }
     }
 
@@ -372,8 +372,8 @@ impl Stripe {
         let is_its = |waiting: &mut Waiting| waiting.part.stripe == stripe;
         let mut all: Vec<Waiting> = self.waiting.extract_if(.., is_its).collect();
         for waiting in &mut all {
-            let passes =
-                matches!(waiting.part.of, PartOf::Sync(action) if action != Action::Recover);
+            let part = &waiting.part;
+            let passes = matches!(part.of, PartOf::Sync(_)) && !part.is_rebuild();
             waiting.failed |= !passes;
         }
         all

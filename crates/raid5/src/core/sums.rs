@@ -163,12 +163,12 @@ impl Sums {
     pub(super) fn drop_unused(&self, marked: Marked) {
         for group in self.groups.clear_each(marked) {
             debug_assert!(!self.dirty[group].load(Ordering::Acquire));
-            let bytes = self.members * SUMS_PAGE_BYTES;
+            let bytes = self.group_bytes();
             // Without it the memory stays, and is overwritten when the group comes again.
-            if let Err(error) = self.region.release(self.page(0, group), bytes) {
+            if let Err(error) = self.region.release(self.page(0, group), bytes as usize) {
                 tracing::debug!("raid5: memory of checksums: {error}");
             }
-            self.gauge.sub(bytes as u64);
+            self.gauge.sub(bytes);
         }
         self.squeezed.store(false, Ordering::Relaxed);
     }

@@ -64,9 +64,9 @@ pub(super) fn recover(
                             continue;
                         }
                         // It is right on stable storage, and data may not be what was written.
-                        let sums = assembly.bitmap.as_ref().filter(|b| b.header().has_sums());
                         let at = repair.member_sector..repair.member_sector + STRIPE_SECTORS;
-                        if sums.is_some_and(|map| map.set_sectors(at.clone()) == 0) {
+                        let map = assembly.map_with_sums();
+                        if map.is_some_and(|map| map.set_sectors(at) == 0) {
                             continue;
                         }
                         repaired += 1;

@@ -105,26 +105,6 @@ pub(in super::super) fn write_group(
     Ok(failed)
 }
 
-/// Sectors of whole groups that these are in, in order and joined.
-pub(super) fn whole_groups(
-    ranges: impl Iterator<Item = Range<u64>>,
-    member_sectors: u64,
-) -> Vec<Range<u64>> {
-    let mut whole: Vec<Range<u64>> = Vec::new();
-    for range in ranges.filter(|range| !range.is_empty()) {
-        let start = range.start - range.start % GROUP_SECTORS;
-        let end = range
-            .end
-            .next_multiple_of(GROUP_SECTORS)
-            .min(member_sectors);
-        match whole.last_mut() {
-            Some(last) if last.end >= start => last.end = last.end.max(end),
-            _ => whole.push(start..end),
-        }
-    }
-    whole
-}
-
 /// Makes the sums of these whole groups unknown, which may be behind their blocks. Devices that fail that are thrown out.
 pub(super) fn erase(
     assembly: &mut Assembly,

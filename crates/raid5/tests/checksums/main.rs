@@ -339,7 +339,7 @@ fn two_wrong_blocks_of_a_stripe_fail_and_nothing_is_written() {
     for (member, was) in was.iter().enumerate() {
         assert!(server.raw(member, server.sector_of(stripe)) == *was);
     }
-    // Whoever writes all of the stripe makes it right.
+    // A write of the whole stripe makes it right.
     for member in 0..4 {
         if let Some(block) = server.block_at(member, stripe) {
             server.holds[block].fill(0);
