@@ -435,6 +435,9 @@ pub struct MdArgs {
     /// Stripe heads of pvblk's array
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub stripes: usize,
+    /// MiB of the array that are written, 96 at most; with few, all stays in the CPU's caches
+    #[arg(long, value_name = "MIB", default_value_t = pvblk_lab::md::ARRAY)]
+    pub span: u64,
     #[command(flatten)]
     pub checked: CheckedArgs,
 }

@@ -435,6 +435,7 @@ fn run_md(args: &MdArgs) -> Result<()> {
         uml: args.uml.clone(),
         fio: args.fio.clone(),
         md_stripes: args.md_stripes,
+        span: args.span,
         stripes: args.stripes,
     };
     let scratch = Scratch::new()?;

@@ -329,9 +329,19 @@ impl Geometry {
     }
 
     /// Stripes of these rows.
-    pub fn row_stripes(&self, rows: Range<u64>) -> Range<u64> {
+    fn row_stripes(&self, rows: Range<u64>) -> Range<u64> {
         let each = self.chunk_sectors() / STRIPE_SECTORS;
         rows.start * each..rows.end * each
+    }
+
+    /// The shortest range with all stripes of a range of the array that isn't empty: not all of a row's if the range lies in one chunk.
+    pub fn range_stripes(&self, sectors: &Range<u64>) -> Range<u64> {
+        let (first, last) = (sectors.start, sectors.end - 1);
+        if first >> self.chunk_shift == last >> self.chunk_shift {
+            return self.stripe_of(first)..self.stripe_of(last) + 1;
+        }
+        let row = self.row_sectors();
+        self.row_stripes(first / row..last / row + 1)
     }
 
     /// The row that a stripe is part of.

@@ -183,6 +183,26 @@ fn pieces_cover_a_range_and_stay_in_chunks() {
 }
 
 #[test]
+fn the_stripes_of_a_range_have_all_its_sectors() {
+    for (seed, mut rng) in seeds() {
+        let g = any_geometry(&mut rng);
+        let start = rng.u64(0..g.capacity_sectors());
+        let most = (g.capacity_sectors() - start).min(3 * g.row_sectors());
+        let end = start + rng.u64(1..=most);
+        let stripes = g.range_stripes(&(start..end));
+        for sector in start..end {
+            let stripe = g.stripe_of(sector);
+            assert!(stripes.contains(&stripe), "seed {seed}: {g:?}, {sector}");
+        }
+        let chunk = |sector: u64| sector / g.chunk_sectors();
+        if chunk(start) == chunk(end - 1) {
+            let ends = [start, end - 1].map(|sector| g.stripe_of(sector));
+            assert_eq!([stripes.start, stripes.end - 1], ends, "seed {seed}: {g:?}");
+        }
+    }
+}
+
+#[test]
 fn nonsense_is_refused_in_one_line() {
     let g = |members, chunk, sectors| Geometry::new(members, chunk, Layout::default(), sectors);
     for bad in [

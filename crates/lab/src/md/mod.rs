@@ -2,7 +2,7 @@
 //!
 //! Four members, chunks of 64 KiB, no log. Both arrays use the same CPU, in turns: the guest sleeps while
 //! ours is measured. md gets its load from fio in the guest, ours from the lab's loop; both keep the same
-//! number of writes in flight, over the same 96 MiB. Our array copies data into its stripe cache where md
+//! number of writes in flight, over the same part of the array (96 MiB, or less so that it stays in the CPU's caches). Our array copies data into its stripe cache where md
 //! does; with `skip_copy` md doesn't copy, nor does ours with stable buffers.
 
 mod guest;
@@ -20,8 +20,8 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Sectors of an array that are written: 96 MiB.
-const SPAN: u64 = 96 << 11;
+/// MiB of an array.
+pub const ARRAY: u64 = 96;
 /// fio's options that keep a depth in flight with the fewest system calls, which are dear in this
 /// guest.
 pub const FIO: &str = "--ioengine=io_uring --fixedbufs --registerfiles --iodepth=DEPTH --iodepth_batch_submit=DEPTH \
@@ -44,6 +44,14 @@ pub struct MdOptions {
     pub md_stripes: usize,
     /// Stripe heads of our array.
     pub stripes: usize,
+    /// MiB of the array that are written: 1 to [`ARRAY`].
+    pub span: u64,
+}
+
+impl MdOptions {
+    fn sectors(&self) -> u64 {
+        self.span << 11
+    }
 }
 
 /// A kind of writes.
@@ -148,6 +156,8 @@ pub struct MdResult {
     pub fio: String,
     /// Stripe heads of md and of our array.
     pub stripes: [usize; 2],
+    /// MiB that are written.
+    pub span: u64,
     /// Sectors whose parity md's check found wrong at the end; they should be none.
     pub mismatches: u64,
     /// One entry for each kind and depth.
@@ -175,7 +185,9 @@ impl Pair<'_> {
         let mut seconds = 0.25;
         loop {
             let cost = self.sample(who, &rows, 32, seconds)?;
-            if cost.rate * seconds * rows.block as f64 > 1.1 * (SPAN * SECTOR) as f64 {
+            if cost.rate * seconds * rows.block as f64
+                > 1.1 * (self.options.sectors() * SECTOR) as f64
+            {
                 return Ok(());
             }
             seconds *= 2.0;
@@ -211,7 +223,7 @@ impl Pair<'_> {
             "write"
         };
         let fio = self.options.fio.replace("DEPTH", &load.depth.to_string());
-        let fio = format!("--rw={way} {fio}");
+        let fio = format!("--rw={way} --size={}M {fio}", self.options.span);
         self.guest
             .sample(device, &fio, load.kind.block, load.seconds)
     }
@@ -219,7 +231,7 @@ impl Pair<'_> {
     fn ours(&mut self, way: Way, stable: bool, load: &Load) -> Result<SampleCost> {
         self.array.begin(way, &[])?;
         let job = Job {
-            file: 0..SPAN,
+            file: 0..self.options.sectors(),
             op: Op::Write,
             random: load.kind.random,
             block: load.kind.block,
@@ -237,7 +249,7 @@ impl Pair<'_> {
 }
 
 fn array(stripes: usize) -> Result<Array> {
-    let members = members_in_memory(SPAN)?;
+    let members = members_in_memory(ARRAY << 11)?;
     Ok(Array::new(
         members,
         Consistency::Resync,
@@ -272,6 +284,10 @@ pub fn run(options: &MdOptions, folder: &Path, progress: &dyn Fn(&str)) -> Resul
         }
     }
     ensure!(!cells.is_empty(), "no cell has this in its name");
+    ensure!(
+        (1..=ARRAY).contains(&options.span),
+        "--span is 1 to {ARRAY} MiB"
+    );
     let cpus = pvblk_sys::cpu::allowed();
     let cpu = *cpus.last().unwrap_or(&0);
     progress("starting the guest");
@@ -315,6 +331,7 @@ pub fn run(options: &MdOptions, folder: &Path, progress: &dyn Fn(&str)) -> Resul
         guest: pair.guest.quit()?,
         fio: options.fio.clone(),
         stripes: [options.md_stripes, options.stripes],
+        span: options.span,
         mismatches,
         cells,
     })

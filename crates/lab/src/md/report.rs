@@ -122,11 +122,12 @@ impl MdResult {
         }
         let guest: Vec<&str> = self.guest.lines().collect();
         format!(
-            "RAID-5 of four in memory, chunks of 64 KiB, no log, 96 MiB; both on CPU {} in turns; {} and {} stripe heads. {}, Linux {}.\n\
+            "RAID-5 of four in memory, chunks of 64 KiB, no log, {} MiB are written; both on CPU {} in turns; {} and {} stripe heads. {}, Linux {}.\n\
              md in user-mode Linux: {}. fio {}\nSectors with wrong parity by md's check afterwards: {}\n\n\
              MB/s, with copies; ratios of pairs, median and 95 % interval\n{rates}\n\n\
              MB/s, without copies: md's skip_copy, our stable buffers\n{plain}\n\n\
              CPU of each write, microseconds\n{cpu}",
+            self.span,
             self.cpu,
             self.stripes[0],
             self.stripes[1],

@@ -26,6 +26,8 @@ pub(super) struct MemberRequests {
     parts: Vec<Vec<Part>>,
     free_tags: Vec<usize>,
     spare: Vec<Box<Request>>,
+    /// The order in which I/O goes: by slot and kind, by sector, and its number. Sorted in its stead, since it is small.
+    order: Vec<((usize, u8, bool, u64), usize)>,
 }
 
 impl MemberRequests {
@@ -36,10 +38,16 @@ impl MemberRequests {
         limits: impl Fn(usize) -> Option<Limits>,
         out: &mut Vec<MemberRequest>,
     ) {
-        ios.sort_unstable_by_key(|io| (io.slot, io.op as u8, io.fua, io.sector));
+        let keys = ios.iter().enumerate();
+        let keys = keys.map(|(at, io)| ((io.slot, io.op as u8, io.fua, io.sector), at));
+        let mut order = std::mem::take(&mut self.order);
+        order.extend(keys);
+        order.sort_unstable();
         let first = out.len();
-        for io in ios.drain(..) {
-            let buffers = io.data.buffers();
+        for (_, at) in order.drain(..) {
+            let io = &mut ios[at];
+            let data = std::mem::take(&mut io.data);
+            let buffers = data.buffers();
             let count = buffers.len();
             let sectors: u64 = match io.op {
                 Op::WriteZeroes => STRIPE_SECTORS,
@@ -65,7 +73,7 @@ impl MemberRequests {
                     request.sectors += sectors;
                     request.followed |= io.cause.is_some();
                     last.cause = last.cause.or(io.cause);
-                    io.data.append_to(&mut request.buffers);
+                    data.append_to(&mut request.buffers);
                     self.parts[request.tag as usize].push(part);
                     continue;
                 }
@@ -76,13 +84,15 @@ impl MemberRequests {
             };
             let mut request = self.request(io.op, flags, io.sector, part);
             request.followed = io.cause.is_some();
-            io.data.append_to(&mut request.buffers);
+            data.append_to(&mut request.buffers);
             out.push(MemberRequest {
                 slot: io.slot,
                 request,
                 cause: io.cause,
             });
         }
+        ios.clear();
+        self.order = order;
     }
 
     /// A request for a member, without its buffers.

@@ -48,9 +48,8 @@ impl Stripes {
 
     fn add(&mut self, sector: u64, sectors: u64) -> bool {
         let request = Arc::new(Request::new(Op::Write, sector, sectors, 0));
-        let row = self.geometry.row_sectors();
         let end = sector + sectors;
-        let stripes = self.geometry.row_stripes(sector / row..end.div_ceil(row));
+        let stripes = self.geometry.range_stripes(&(sector..end));
         stripes.into_iter().all(|stripe| {
             let range = sector..end;
             if crate::core::record::blocks(&self.geometry, stripe, &range) == 0 {

@@ -102,9 +102,10 @@ pub(super) struct MemberIo {
 }
 
 /// Memory that an I/O reads into or writes.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) enum Data {
     /// Nothing: a flush.
+    #[default]
     None,
     /// One piece of memory, which is the usual case.
     One(Buffer),

@@ -12,7 +12,6 @@ use super::zero::is_hole;
 use crate::head_pages::bits;
 use crate::{Geometry, Policy};
 use pvblk_block::planted::{Plant, has};
-use std::collections::VecDeque;
 
 /// The way in which a batch computes parity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,7 +189,7 @@ impl View<'_> {
     }
 
     /// A batch for pieces that wait: all reads, if there are any, or some of the writes.
-    pub fn serve(&self, record: &Record, waiting: &VecDeque<Piece>) -> Plan {
+    pub fn serve(&self, record: &Record, waiting: &[Piece]) -> Plan {
         let missing = self.members.missing(record.stripe);
         match waiting.iter().any(|p| !p.write) {
             true => self.read(record, waiting, missing),
@@ -198,7 +197,7 @@ impl View<'_> {
         }
     }
 
-    fn read(&self, record: &Record, waiting: &VecDeque<Piece>, missing: Option<usize>) -> Plan {
+    fn read(&self, record: &Record, waiting: &[Piece], missing: Option<usize>) -> Plan {
         let mut plan = self.plan(Mode::Read, missing);
         for piece in waiting.iter().filter(|p| !p.write) {
             let member = self.geometry.stripe_data(record.stripe, piece.index);
@@ -215,7 +214,7 @@ impl View<'_> {
         plan
     }
 
-    fn write(&self, record: &Record, waiting: &VecDeque<Piece>, missing: Option<usize>) -> Plan {
+    fn write(&self, record: &Record, waiting: &[Piece], missing: Option<usize>) -> Plan {
         let stripe = record.stripe;
         let data = self.geometry.data_members();
         let parity = self.geometry.stripe_parity(stripe);

@@ -310,7 +310,7 @@ impl Stripe {
     fn serve(&mut self, mut pieces: Vec<BatchPiece>) {
         let mut rounds = 0;
         while !pieces.is_empty() {
-            let waiting = pieces.iter().map(|p| p.piece).collect();
+            let waiting: Vec<_> = pieces.iter().map(|p| p.piece).collect();
             let plan = self.array.view().serve(&self.record, &waiting);
             let taken = |p: &mut BatchPiece| plan.takes(&p.piece);
             let taken: Vec<_> = pieces.extract_if(.., taken).collect();

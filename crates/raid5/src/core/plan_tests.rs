@@ -58,7 +58,8 @@ impl Array {
     /// The plan for writes of some sectors of some blocks of stripe 0, whose parity is the last member's, and whose block N is member N's.
     fn write(&self, valid: u64, blocks: &[(usize, Range<u64>)]) -> Plan {
         let waiting = blocks.iter().map(|(index, of)| piece(true, *index, of));
-        self.view().serve(&record(valid), &waiting.collect())
+        self.view()
+            .serve(&record(valid), &waiting.collect::<Vec<_>>())
     }
 }
 
@@ -222,7 +223,7 @@ fn a_plan_takes_the_pieces_that_it_was_made_for() {
     let taken = [write(0), write(1), write(2), read(0)].map(|p| plan.takes(&p));
     assert_eq!(taken, [true, false, false, false]);
     // Reads that wait go first, all of them.
-    let waiting = [write(0), read(1), read(2)].into();
+    let waiting = [write(0), read(1), read(2)];
     let plan = array.view().serve(&record(0b0100), &waiting);
     assert_eq!((plan.mode, plan.reads), (Mode::Read, 0b0010));
     assert_eq!(waiting.iter().filter(|p| plan.takes(p)).count(), 2);
@@ -237,7 +238,7 @@ fn a_plan_takes_the_pieces_that_it_was_made_for() {
 fn a_block_can_be_calculated_if_all_others_are_good() {
     let array = Array::new(4, LOG);
     let read = |array: &Array| {
-        let waiting = [piece(false, 0, &(0..8))].into();
+        let waiting = [piece(false, 0, &(0..8))];
         array.view().serve(&record(0), &waiting)
     };
     let can = |array: &Array, bad, plan: &Plan| {

@@ -9,7 +9,6 @@ use crate::words::{self, Arrived, Owner, Place, StripePages};
 use crate::{Geometry, STRIPE_SECTORS};
 use pvblk_block::planted::{Plant, has};
 use pvblk_block::{Op, RequestFlags};
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -287,9 +286,9 @@ impl Stripe {
     }
 
     /// Pieces of the first `count` parts, as far as they are of the first one's stripe and kind: so reads can't keep a write waiting.
-    fn pieces(&self, geometry: &Geometry, count: usize) -> VecDeque<Piece> {
+    fn pieces(&self, geometry: &Geometry, count: usize) -> Vec<Piece> {
         let Some(first) = self.waiting.first() else {
-            return VecDeque::new();
+            return Vec::new();
         };
         let is_alike =
             |part: &Part| part.stripe == first.part.stripe && part.kind() == first.part.kind();
@@ -299,32 +298,41 @@ impl Stripe {
             .collect()
     }
 
-    /// A plan for the first `count` parts. It has at least one block of the first.
-    pub(super) fn plan(&self, view: &View<'_>, count: usize) -> Plan {
-        let mut pieces = self.pieces(view.geometry, count);
-        let plan = view.serve(&self.known, &pieces);
-        let serves_first = |piece: &Piece| piece.request == 0 && plan.takes(piece);
-        if pieces.iter().any(serves_first) {
+    /// A plan for pieces of the first parts. It has at least one block of the first.
+    fn plan_of(&self, view: &View<'_>, pieces: &[Piece]) -> Plan {
+        let plan = view.serve(&self.known, pieces);
+        let firsts = || pieces.iter().filter(|piece| piece.request == 0);
+        if firsts().any(|piece| plan.takes(piece)) {
             return plan;
         }
-        pieces.retain(|piece| piece.request == 0);
-        view.serve(&self.known, &pieces)
+        let firsts: Vec<Piece> = firsts().copied().collect();
+        view.serve(&self.known, &firsts)
+    }
+
+    /// A plan for the first `count` parts.
+    pub(super) fn plan(&self, view: &View<'_>, count: usize) -> Plan {
+        self.plan_of(view, &self.pieces(view.geometry, count))
     }
 
     /// The batch that can be calculated from what was read: that of the first `count` parts, and of as many others as need nothing more.
     pub(super) fn ready(&self, view: &View<'_>, count: usize) -> (Plan, Vec<BatchPiece>) {
-        let counts = (count..=self.waiting.len()).rev();
-        let mut plans = counts.map(|count| (count, self.plan(view, count)));
-        let found = plans.find(|(_, plan)| plan.reads == 0);
-        let (count, plan) = found.expect("all that the first plan needs was read");
-        let pieces = self.taken(view, &plan, count);
-        (plan, pieces)
+        let mut plans = (count..=self.waiting.len()).rev().map(|count| {
+            let pieces = self.pieces(view.geometry, count);
+            (self.plan_of(view, &pieces), pieces)
+        });
+        let found = plans.find(|(plan, _)| plan.reads == 0);
+        let (plan, pieces) = found.expect("all that the first plan needs was read");
+        (plan, self.taken_of(view, &plan, pieces))
     }
 
     /// Pieces of the first `count` parts that are in a plan.
     pub(super) fn taken(&self, view: &View<'_>, plan: &Plan, count: usize) -> Vec<BatchPiece> {
-        let pieces = self.pieces(view.geometry, count).into_iter();
-        let taken = pieces.filter(|piece| plan.takes(piece));
+        self.taken_of(view, plan, self.pieces(view.geometry, count))
+    }
+
+    /// Those pieces that are in a plan.
+    fn taken_of(&self, view: &View<'_>, plan: &Plan, pieces: Vec<Piece>) -> Vec<BatchPiece> {
+        let taken = pieces.into_iter().filter(|piece| plan.takes(piece));
         let taken = taken.filter_map(|piece| match &self.waiting[piece.request].part.of {
             PartOf::Request { request, .. } => Some(BatchPiece {
                 request: Arc::clone(request),

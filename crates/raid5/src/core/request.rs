@@ -182,13 +182,10 @@ impl QueueCore {
 
     fn add_span(&mut self, request: usize, sectors: Range<u64>) {
         self.active[request].left += 1;
-        let geometry = &self.common.geometry;
-        let row = geometry.row_sectors();
-        let stripes = geometry.row_stripes(sectors.start / row..sectors.end.div_ceil(row));
         self.spans.push_back(Span {
             request,
+            stripes: self.common.geometry.range_stripes(&sectors),
             sectors,
-            stripes,
         });
     }
 
