@@ -268,10 +268,21 @@ impl WriteIntent {
         if std::mem::replace(&mut state.writing, true) {
             return None;
         }
-        Some(PageWrite {
-            page,
-            version: state.wanted,
-        })
+        let version = state.wanted;
+        self.number_write();
+        Some(PageWrite { page, version })
+    }
+
+    /// The next write of a private map has the next number.
+    pub(super) fn number_write(&mut self) {
+        self.pass_writes(self.header.writes() + 1);
+    }
+
+    /// The next write of a private map has a greater number than this.
+    pub(super) fn pass_writes(&mut self, number: u64) {
+        self.header.set_writes(number.max(self.header.writes()));
+        // This isn't a change that has to be written.
+        self.image[..BITMAP_HEADER_BYTES].copy_from_slice(&self.header.encode());
     }
 
     /// The write of a page ended; `ok` if it is on all members that are left, and durable there.

@@ -329,7 +329,8 @@ fn load_bitmap(
         return Ok((true, false));
     };
     let mut areas = Vec::new();
-    let mut found: Option<Vec<u8>> = None;
+    let mut found: Option<(u64, Vec<u8>)> = None;
+    let mut writes = 0;
     for at in At::all(assembly) {
         let found_here = bitmap::bitmap_header(assembly, at, disks, idle)?;
         let Some(superblock) = at.of(assembly).map(|member| &member.superblock) else {
@@ -347,17 +348,20 @@ fn load_bitmap(
         if area.len() > PAGE_BYTES {
             disks.at(at)?.read(sector, &mut area, idle)?;
         }
-        // Any member will do: a bit is on all members before a write starts. The device that is being
-        // recovered missed some; so did one that is a member by force, and others don't tell which.
+        writes = writes.max(header.writes());
+        // The last one that was written: a member may have lost writes of its map. Of md's any will do, since a bit is on all
+        // members before a write starts. The device that is being recovered missed some; so did one that is a member by force,
+        // and others don't tell which.
         let is_fresh = at != At::Incoming && !assembly.guessed;
         let is_current = header.is_current(superblock.events)
             && (!header.is_private() || superblock.keeps_map());
-        if is_fresh && found.is_none() && is_current {
-            found = Some(area.clone());
+        let is_last = |(last, _): &(u64, _)| header.writes() > *last;
+        if is_fresh && is_current && found.as_ref().is_none_or(is_last) {
+            found = Some((header.writes(), area.clone()));
         }
         areas.push(area);
     }
-    let Some(area) = found else {
+    let Some((_, area)) = found else {
         if assembly.dirty && !matches!(assembly.policy(), Policy::Ppl(_)) {
             let note = "no bitmap is current: all parity is calculated";
             assembly.notes.push(note.into());
@@ -366,6 +370,7 @@ fn load_bitmap(
         area[..BITMAP_HEADER_BYTES].copy_from_slice(&any.encode());
         let mut bitmap = WriteIntent::load(&area, false, in_sync)?;
         bitmap.set_guided(None);
+        bitmap.pass_writes(writes);
         assembly.bitmap = Some(bitmap);
         return Ok((false, false));
     };

@@ -26,6 +26,8 @@ const PRIVATE_BYTES: usize = 16;
 const PRIVATE_WITH_SUMS: [u8; PRIVATE_BYTES] = *b"pvblk map 2\0\0\0\0\0";
 /// The id of the device that comes back by a private map, in its reserved bytes.
 const GUIDED: Range<usize> = PRIVATE_BYTES..PRIVATE_BYTES + 16;
+/// The number of the last write of a private map, in its reserved bytes. 0: an older release wrote it.
+const WRITES: Range<usize> = GUIDED.end..GUIDED.end + 8;
 /// A private map has one page, and so this many bits at most.
 const PRIVATE_BITS: u64 = (PAGE_BYTES - BITMAP_HEADER_BYTES) as u64 * 8;
 /// Sectors of the smallest chunk of a private map, as a power of two: 64 KiB.
@@ -210,6 +212,22 @@ impl BitmapHeader {
     pub(super) fn set_guided(&mut self, device_uuid: Option<[u8; 16]>) {
         if self.is_private() {
             self.reserved[GUIDED].copy_from_slice(&device_uuid.unwrap_or_default());
+        }
+    }
+
+    /// The number of the last write of a private map: of several, that with the greatest is the last. md's has none.
+    pub(in super::super) fn writes(&self) -> u64 {
+        let mut number = [0; 8];
+        if self.is_private() {
+            number.copy_from_slice(&self.reserved[WRITES]);
+        }
+        u64::from_le_bytes(number)
+    }
+
+    /// Sets the number of the last write, if it is a private map's.
+    pub(super) fn set_writes(&mut self, number: u64) {
+        if self.is_private() {
+            self.reserved[WRITES].copy_from_slice(&number.to_le_bytes());
         }
     }
 

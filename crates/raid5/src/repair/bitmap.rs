@@ -186,7 +186,8 @@ fn write_area(
     whole: bool,
     idle: &mut Idle<'_>,
 ) -> Result<(), Failure> {
-    let mut write = |bitmap: &WriteIntent| {
+    let mut write = |bitmap: &mut WriteIntent| {
+        bitmap.number_write();
         first_failure(disks.write_each(&writes(assembly, 0, bitmap.area()), idle))
     };
     if whole {

@@ -8,7 +8,7 @@ use pvblk_raid5::{
     SUPER_SECTOR, assemble, create, prepare, sleepy,
 };
 use pvblk_testing::seed;
-use server::{Block, Server, again, devices};
+use server::{Block, MEMBER_BYTES, Server, again, devices};
 use std::time::Duration;
 
 const POLICIES: [Consistency; 2] = [Consistency::Ppl, Consistency::Resync];
@@ -454,4 +454,79 @@ fn flags_of_requests_change_nothing() {
     assert!(server.is_whole());
     assert_eq!(server.check(), 0);
     assert_eq!(server.all_errors(), 3);
+}
+
+/// The bytes of a member, before its data too, by block.
+fn image(server: &Server, member: usize) -> Vec<Block> {
+    let blocks = MEMBER_BYTES / STRIPE_BYTES as u64;
+    let sector = |n: u64| n * STRIPE_SECTORS;
+    (0..blocks).map(|n| server.raw(member, sector(n))).collect()
+}
+
+/// The member has lost all writes since it held this.
+fn lose_writes(server: &mut Server, member: usize, image: &[Block]) {
+    for (n, block) in image.iter().enumerate() {
+        server.set_raw(member, n as u64 * STRIPE_SECTORS, block);
+    }
+}
+
+/// The stripe from 100 on whose parity is on a member.
+fn stripe_with_parity_on(server: &Server, member: usize) -> u64 {
+    let is_it = |stripe: &u64| server.geometry.stripe_parity(*stripe) == member;
+    (100..200).find(is_it).expect("every fourth stripe is one")
+}
+
+fn write_and_flush(server: &mut Server, block: usize) {
+    server.write(block, 1);
+    let flush = Request::new(Op::Flush, 0, 0, 0);
+    assert_eq!(server.ask(flush).status, Status::Ok);
+}
+
+/// Its map says that a chunk is clean, which others' maps and its sums contradict: no block of a working member may be "repaired".
+#[test]
+fn a_member_that_lost_its_map_takes_no_write_of_others_back() {
+    for policy in POLICIES {
+        for lossy in 0..4 {
+            let mut server = Server::new(4, policy, 21);
+            server.write_all();
+            server.pass(Duration::from_secs(20));
+            let before = image(&server, lossy);
+            let stripe = stripe_with_parity_on(&server, lossy);
+            let member = (lossy + 1) % 4;
+            let block = server.block_at(member, stripe).expect("data");
+            write_and_flush(&mut server, block);
+            server.end(false);
+            lose_writes(&mut server, lossy, &before);
+            server.start();
+            server.settle();
+            let text = format!("{policy:?}, member {lossy}");
+            assert_eq!(server.read(block, 1), Some(true), "{text}");
+            assert_eq!(server.errors()[member], 0, "{text}");
+        }
+    }
+}
+
+/// Its map says that a chunk is marked, which it isn't any more: its sums tell what it has lost.
+#[test]
+fn a_member_that_lost_writes_and_its_map_is_made_right() {
+    for policy in POLICIES {
+        for lossy in 0..4 {
+            let mut server = Server::new(4, policy, 21);
+            server.write_all();
+            server.pass(Duration::from_secs(20));
+            let stripe = stripe_with_parity_on(&server, (lossy + 1) % 4);
+            let block = server.block_at(lossy, stripe).expect("data");
+            server.write(block, 1);
+            let before = image(&server, lossy);
+            write_and_flush(&mut server, block);
+            server.pass(Duration::from_secs(60));
+            server.end(false);
+            lose_writes(&mut server, lossy, &before);
+            server.start();
+            server.settle();
+            let text = format!("{policy:?}, member {lossy}");
+            assert_eq!(server.read(block, 1), Some(true), "{text}");
+            assert!(server.errors()[lossy] > 0, "{text}");
+        }
+    }
 }

@@ -12,7 +12,7 @@ use pvblk_testing::wait;
 use std::sync::Arc;
 use std::time::Duration;
 
-const MEMBER_BYTES: u64 = 24 << 20;
+pub const MEMBER_BYTES: u64 = 24 << 20;
 const CHUNK_SECTORS: u32 = 16;
 /// Blocks of the array.
 pub type Block = [u8; STRIPE_BYTES];
