@@ -12,7 +12,7 @@ use crate::stall::Stall;
 use crate::throttle::{Connection, Throttle};
 use crate::users::Users;
 use crate::worker::watchdog::{Watchdog, WatchdogSignal};
-use crate::worker::{Command, End, LaneId, LaneWaker, OnEnd, Worker};
+use crate::worker::{Command, CommandQueue, End, LaneHome, LaneId, LaneWaker, OnEnd, Wish, Worker};
 use pvblk_block::trace::{Tracer, Tracing};
 use pvblk_block::{
     BlockDevice, DiskThreads, Error, MergeCounts, Queue, QueueContext, Subscription, SystemClock,
@@ -251,18 +251,17 @@ impl Disk {
     }
 }
 
-/// Name of a lane and its worker, to detach it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SourceId {
-    lane: LaneId,
-    worker: usize,
-}
+/// Name of a lane, to detach it.
+#[derive(Clone, Debug)]
+pub struct SourceId(Arc<LaneHome>);
 
 /// Workers that serve any number of sources. A drop ends all sources at once, also those with
 /// requests in flight: where completions matter, detach the sources and wait for their `on_end`
 /// first.
 pub struct Backend {
     workers: Vec<Arc<Worker>>,
+    /// Of each worker.
+    queues: Arc<[Arc<CommandQueue>]>,
     watchdog: Option<Watchdog>,
     next_lane: AtomicU64,
 }
@@ -282,6 +281,7 @@ impl Backend {
         let signal = Arc::new(WatchdogSignal::default());
         let mut backend = Backend {
             workers: Vec::new(),
+            queues: Arc::default(),
             watchdog: None,
             next_lane: AtomicU64::new(1),
         };
@@ -293,6 +293,8 @@ impl Backend {
             worker.start(move |_| Some(lanes)).map_err(os)?;
             backend.workers.push(worker);
         }
+        let queues = backend.workers.iter().map(|w| Arc::clone(&w.commands));
+        backend.queues = queues.collect();
         let watchdog = Watchdog::start(backend.workers.clone(), &signal);
         backend.watchdog = Some(watchdog.map_err(|e| Error::os("starting the watchdog", e))?);
         Ok(backend)
@@ -309,7 +311,7 @@ impl Backend {
         self.workers.len()
     }
 
-    /// Serves `source` from `disk` on the least loaded worker. `on_end` is called once, on the worker, when
+    /// Serves `source` from `disk` on the worker with the fewest lanes, and later perhaps on another one. `on_end` is called once, on the worker, when
     /// the source has ended and all of its resources are freed; it must not block.
     pub fn attach(
         &self,
@@ -329,31 +331,38 @@ impl Backend {
         on_end: OnEnd,
     ) -> Result<SourceId, Error> {
         let id = LaneId(self.next_lane.fetch_add(1, Ordering::Relaxed));
-        let worker = self.least_loaded();
-        let commands = &self.workers[worker].commands;
-        source.bind(LaneWaker {
-            commands: Arc::clone(commands),
-            lane: id,
-        });
+        let lanes = self.lanes();
+        let worker = (0..lanes.len()).min_by_key(|at| lanes[*at]).unwrap_or(0);
+        let home = LaneHome::new(id, &self.queues, worker);
+        source.bind(LaneWaker(Arc::clone(&home)));
         let lane = Box::new(Lane::open_as(disk, connection, source)?);
-        let end = End::new(on_end, &commands.lanes);
-        commands.send(Command::Attach(id, lane, end));
-        Ok(SourceId { lane: id, worker })
+        let end = End::new(on_end, &home);
+        home.worker()
+            .send(Command::Attach(Arc::clone(&home), lane, end));
+        Ok(SourceId(home))
     }
 
-    fn least_loaded(&self) -> usize {
-        let load = |s: &Arc<Worker>| s.commands.lanes.load(Ordering::Relaxed);
-        (0..self.workers.len())
-            .min_by_key(|&i| load(&self.workers[i]))
-            .unwrap_or(0)
+    /// Makes a worker give the lane with the most work, if one has had any, to another worker. Nobody needs to call this: the watchdog
+    /// moves lanes from workers that are busy all the time.
+    pub fn move_a_lane(&self, from: usize, to: usize) {
+        let wish = Wish {
+            to,
+            most: 1000,
+            stays: Duration::ZERO,
+        };
+        self.queues[from].send(Command::Share(wish));
+    }
+
+    /// Number of lanes that each worker has or will have.
+    pub fn lanes(&self) -> Vec<usize> {
+        let count = |queue: &Arc<CommandQueue>| queue.lanes.load(Ordering::Relaxed);
+        self.queues.iter().map(count).collect()
     }
 
     /// Stops a source after its outstanding requests have completed. Its `on_end` is called with
     /// [`crate::SourceEnd::Closed`], unless it had ended already.
-    pub fn detach(&self, id: SourceId) {
-        self.workers[id.worker]
-            .commands
-            .send(Command::Detach(id.lane));
+    pub fn detach(&self, id: &SourceId) {
+        id.0.reach(true);
     }
 }
 

@@ -171,7 +171,7 @@ impl Service {
             .values()
             .filter(|s| Arc::ptr_eq(&s.disk, disk));
         of_disk
-            .filter_map(|s| s.id)
+            .filter_map(|s| s.id.as_ref())
             .for_each(|id| self.backend.detach(id));
         drop(state);
         disk.health().retire();
@@ -210,7 +210,8 @@ impl Service {
             .collect()
     }
 
-    pub(crate) fn backend(&self) -> &Backend {
+    /// Its workers.
+    pub fn backend(&self) -> &Backend {
         &self.backend
     }
 
@@ -312,12 +313,12 @@ impl Service {
         let mut state = self.live.state.lock();
         let (entry, result) = match attached {
             Ok(id) => {
-                if let Some(entry) = state.sources.get_mut(&key) {
-                    entry.id = Some(id);
-                }
                 if state.stopping || disk.users().is_closed() {
                     // A stop or removal that came in between couldn't name the source yet.
-                    self.backend.detach(id);
+                    self.backend.detach(&id);
+                }
+                if let Some(entry) = state.sources.get_mut(&key) {
+                    entry.id = Some(id);
                 }
                 (None, Ok(key))
             }
@@ -333,7 +334,7 @@ impl Service {
         let state = self.live.state.lock();
         let sources = keys.iter().filter_map(|key| state.sources.get(key));
         sources
-            .filter_map(|s| s.id)
+            .filter_map(|s| s.id.as_ref())
             .for_each(|id| self.backend.detach(id));
     }
 
@@ -354,7 +355,7 @@ impl Service {
         let begin = Instant::now();
         let mut state = self.live.state.lock();
         state.stopping = true;
-        for id in state.sources.values().filter_map(|s| s.id) {
+        for id in state.sources.values().filter_map(|s| s.id.as_ref()) {
             self.backend.detach(id);
         }
         let mut disks = self.disks.all();

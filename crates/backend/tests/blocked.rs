@@ -218,7 +218,7 @@ fn a_lane_is_detached_while_its_thread_is_blocked() {
         rig.doors.entered.load(Ordering::Acquire) == 1
     });
     rig.goes_on(&good, 5);
-    rig.backend.detach(id);
+    rig.backend.detach(&id);
     rig.goes_on(&good, 5);
     assert!(rig.ends.lock().is_empty());
     drop(shut);
@@ -232,7 +232,7 @@ fn a_queue_that_blocks_at_its_end_holds_up_nobody() {
     let (_bad, id) = rig.attach(&rig.bad);
     let (good, _) = rig.attach(&rig.good);
     let shut = rig.doors.drop.lock();
-    rig.backend.detach(id);
+    rig.backend.detach(&id);
     rig.goes_on(&good, 20);
     wait("the disk is marked", || rig.bad.stall().is_on());
     rig.goes_on(&good, 20);
@@ -301,7 +301,7 @@ fn a_lane_that_panics_at_its_end_still_tells_it() {
         rig.goes_on(&bad, 2);
         let shut = replaced.then(|| rig.doors.drop.lock());
         rig.doors.panic();
-        rig.backend.detach(id);
+        rig.backend.detach(&id);
         if replaced {
             wait("the disk is marked", || rig.bad.stall().is_on());
             rig.goes_on(&good, 5);
@@ -336,7 +336,7 @@ fn a_panic_of_the_worker_itself_ends_its_lanes_and_it_goes_on() {
     wait("it is back", || away.answered() == 1);
     rig.goes_on(&away, 5);
     rig.ends.lock().clear();
-    rig.backend.detach(id);
+    rig.backend.detach(&id);
     wait("an end in order", || *rig.ends.lock() == ["good closed"]);
 }
 

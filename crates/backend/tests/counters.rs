@@ -72,7 +72,7 @@ fn what_a_worker_serves_is_counted_by_operation_and_connection() {
     assert_eq!(counts(&counters.totals(), FLUSH), (1, 0, 0));
     // The sums stay when the connection goes.
     let before = counters.totals();
-    backend.detach(id);
+    backend.detach(&id);
     wait("the connection goes", || {
         counters
             .connections()

@@ -84,7 +84,7 @@ fn detach_lets_everything_complete_and_takes_nothing_more() {
         feed.write(1, NONE);
         feed.write(2, RequestFlags::PREFLUSH);
         wait("both are taken", || rig.device.held().len() == 2);
-        rig.backend.detach(id);
+        rig.backend.detach(&id);
         // The workers take commands in order, and each gets one of these.
         let others: Vec<_> = (0..2).map(|_| rig.attach(1)).collect();
         others.iter().for_each(|(other, _, _)| other.settle());
@@ -101,7 +101,7 @@ fn detach_lets_everything_complete_and_takes_nothing_more() {
         assert!(end.is_closed());
         assert_eq!(feed.answers(), [(1, Status::Ok), (2, Status::IoError)]);
         // Twice is once.
-        rig.backend.detach(id);
+        rig.backend.detach(&id);
     }
 }
 
@@ -146,7 +146,7 @@ fn a_source_that_ends_in_its_barrier_stops_nobody() {
         good.write(2, NONE);
         wait("it is taken", || good.pulled() == 1);
         if detach {
-            rig.backend.detach(id);
+            rig.backend.detach(&id);
         } else {
             bad.break_off();
         }
@@ -168,12 +168,12 @@ fn a_source_closed_by_its_peer_ends_once() {
     feed.write(1, NONE);
     feed.end(SourceEnd::Closed);
     rig.wait_held(1);
-    rig.backend.detach(id);
+    rig.backend.detach(&id);
     rig.device.complete(0, Status::Ok);
     wait("the end", || end.count() == 1);
     assert!(end.is_closed());
     assert_eq!(feed.answers(), [(1, Status::Ok)]);
-    rig.backend.detach(id);
+    rig.backend.detach(&id);
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn sources_come_and_go_under_load() {
             1 if !live.is_empty() => {
                 let (feed, end, id) = live.swap_remove(rng.usize(..live.len()));
                 if rng.bool() {
-                    rig.backend.detach(id);
+                    rig.backend.detach(&id);
                 } else {
                     feed.break_off();
                 }
@@ -224,7 +224,7 @@ fn sources_come_and_go_under_load() {
         }
     }
     for (feed, end, id) in live {
-        rig.backend.detach(id);
+        rig.backend.detach(&id);
         ended.push((feed, end));
     }
     wait("every source ends", || {

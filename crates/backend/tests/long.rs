@@ -108,7 +108,7 @@ fn many_long_requests_end_each_with_its_own_status() {
     wait("they are at work", || rig.device.held().len() == PARTS);
     // The source is detached in the middle; the requests that were taken complete.
     wait("all are taken", || feed.pulled() >= 8);
-    rig.backend.detach(id);
+    rig.backend.detach(&id);
     let bad = 3 * 2048 + STEP;
     wait("all taken are answered", || {
         while let Some(&(_, _, sector)) = rig.device.held().first() {

@@ -1,33 +1,31 @@
 //! The end of a lane, which is reported exactly once.
 
-use super::commands::OnEnd;
+use super::commands::{LaneHome, OnEnd};
 use crate::lane::Lane;
 use crate::source::SourceEnd;
 use pvblk_block::{Error, ErrorKind};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The callback for a lane's end, and the lane's place in the worker's count of lanes. If a bug drops it
-/// before the end was reported, the drop reports the bug to the callback.
+/// The callback for a lane's end. If a bug drops it before the end was reported, the drop reports the bug to the
+/// callback.
 pub struct End {
     on_end: Option<OnEnd>,
-    lanes: Arc<AtomicUsize>,
+    home: Arc<LaneHome>,
 }
 
 impl End {
-    /// The end of one more lane in `lanes`.
-    pub fn new(on_end: OnEnd, lanes: &Arc<AtomicUsize>) -> End {
-        lanes.fetch_add(1, Ordering::Relaxed);
+    pub fn new(on_end: OnEnd, home: &Arc<LaneHome>) -> End {
+        home.begin();
         End {
             on_end: Some(on_end),
-            lanes: Arc::clone(lanes),
+            home: Arc::clone(home),
         }
     }
 
     fn take(&mut self) -> Option<OnEnd> {
         let on_end = self.on_end.take()?;
-        self.lanes.fetch_sub(1, Ordering::Relaxed);
+        self.home.end();
         Some(on_end)
     }
 

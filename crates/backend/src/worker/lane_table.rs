@@ -1,8 +1,9 @@
 //! A worker's lanes and the descriptors that it waits for. No method here makes a call of a lane
 //! that could block.
 
-use super::commands::{Command, CommandQueue, LaneId};
+use super::commands::{Command, CommandQueue, LaneHome, LaneId, Wish};
 use super::end::End;
+use super::load::{BusyTime, WEIGH_EVERY, Weight, choose};
 use super::pace::{YieldPolicy, next_spin};
 use super::shares::Shares;
 use super::watchdog::WatchdogSignal;
@@ -29,7 +30,7 @@ pub const COMMAND_EVENT: u64 = u64::MAX;
 
 /// One lane and its state. A drop drops the lane first, and then reports its end.
 pub struct LaneEntry {
-    pub id: LaneId,
+    pub home: Arc<LaneHome>,
     /// `None` while a thread is in a call of it.
     pub lane: Option<Box<Lane>>,
     /// Set if the thread in that call was replaced.
@@ -54,6 +55,9 @@ pub struct LaneEntry {
     pub device_fd_added: bool,
     /// The poller's interest in the source: reading and writing.
     pub interest: (bool, bool),
+    pub weight: Weight,
+    /// Time at which it came from another worker.
+    arrived: Option<Instant>,
 }
 
 const NOTHING: (bool, bool) = (false, false);
@@ -129,6 +133,9 @@ pub struct LaneTable {
     pub shares: Shares,
     /// Number of rounds for which lanes take shorter steps, because several disks had work lately.
     pub company: u32,
+    pub busy: BusyTime,
+    /// Time at which lanes' work was weighed last.
+    weighed: Instant,
     pub exiting: bool,
 }
 
@@ -149,31 +156,61 @@ impl LaneTable {
             fresh: 0,
             shares: Shares::default(),
             company: 0,
+            busy: BusyTime::default(),
+            weighed: Instant::now(),
             exiting: false,
         })
     }
 
-    /// Puts a lane into a free entry; gives it back with the reason if the poller doesn't take its source.
+    /// Puts a new lane into a free entry; gives it back with the reason if the poller doesn't take its source.
     pub fn admit(
         &mut self,
-        id: LaneId,
+        home: Arc<LaneHome>,
         lane: Box<Lane>,
         end: End,
     ) -> Result<(), (std::io::Error, Box<Lane>, End)> {
-        let index = match self.entries.iter().position(Option::is_none) {
-            Some(i) => i,
-            None => {
-                self.entries.push(None);
-                self.entries.len() - 1
-            }
-        };
+        let index = self.free_index();
         if let Some(fd) = lane.source_fd()
             && let Err(e) = self.poller.add(fd, source_token(index), false)
         {
             return Err((e, lane, end));
         }
-        self.entries[index] = Some(LaneEntry {
-            id,
+        self.put(index, home, lane, end);
+        Ok(())
+    }
+
+    /// Takes a lane that another worker had. The poller gets its source when it sleeps, as after [`LaneTable::take_over`].
+    pub fn take_in(&mut self, home: Arc<LaneHome>, mut lane: Box<Lane>, end: End) {
+        // Another thread may have seen what its descriptor told.
+        lane.poll_source();
+        let index = self.free_index();
+        self.now = Instant::now();
+        let arrived = Some(self.now);
+        let entry = self.put(index, home, lane, end);
+        entry.interest = NOTHING;
+        entry.arrived = arrived;
+    }
+
+    fn free_index(&mut self) -> usize {
+        match self.entries.iter().position(Option::is_none) {
+            Some(i) => i,
+            None => {
+                self.entries.push(None);
+                self.entries.len() - 1
+            }
+        }
+    }
+
+    fn put(
+        &mut self,
+        index: usize,
+        home: Arc<LaneHome>,
+        lane: Box<Lane>,
+        end: End,
+    ) -> &mut LaneEntry {
+        self.active.push(index);
+        self.entries[index].insert(LaneEntry {
+            home,
             name: lane.describe(),
             share: self.shares.enter(lane.stall()),
             stall: Arc::clone(lane.stall()),
@@ -190,13 +227,48 @@ impl LaneTable {
             spin: self.spin_max / 2,
             device_fd_added: false,
             interest: (true, false),
-        });
-        self.active.push(index);
-        Ok(())
+            weight: Weight::default(),
+            arrived: None,
+        })
+    }
+
+    /// Takes out the lane that suits another worker best, if there is one: see [`choose`]. Lanes of stalled disks stay.
+    pub fn give(&mut self, wish: Wish) -> Option<(Arc<LaneHome>, Box<Lane>, End)> {
+        let now = Instant::now();
+        let may_move = |entry: &LaneEntry| {
+            let has_settled = entry
+                .arrived
+                .is_none_or(|at| now.duration_since(at) >= wish.stays);
+            let is_here = entry.lane.is_some() && entry.end.is_some() && !entry.lost;
+            is_here && has_settled && !entry.stall.is_on()
+        };
+        let lanes = self.entries.iter().enumerate();
+        let lanes = lanes.filter_map(|(index, entry)| Some((index, entry.as_ref()?)));
+        let lanes = lanes.map(|(index, entry)| (index, &entry.weight, may_move(entry)));
+        let index = choose(lanes, wish.most)?;
+        let mut entry = self.entries[index].take()?;
+        entry.leave(&self.poller);
+        if let Some(at) = entry.deadline.take() {
+            self.deadlines.remove(&(at, index));
+        }
+        if let Some(at) = self.active.iter().position(|active| *active == index) {
+            self.active.remove(at);
+            self.fresh -= usize::from(at < self.fresh);
+        }
+        Some((entry.home, entry.lane?, entry.end?))
+    }
+
+    /// Lets lanes' older work count less, now and then.
+    pub fn weigh(&mut self) {
+        if self.now.duration_since(self.weighed) >= WEIGH_EVERY {
+            self.weighed = self.now;
+            let entries = self.entries.iter_mut().flatten();
+            entries.for_each(|entry| entry.weight.weigh());
+        }
     }
 
     pub fn find(&self, id: LaneId) -> Option<usize> {
-        let is_it = |b: &Option<LaneEntry>| b.as_ref().is_some_and(|b| b.id == id);
+        let is_it = |b: &Option<LaneEntry>| b.as_ref().is_some_and(|b| b.home.id() == id);
         self.entries.iter().position(is_it)
     }
 
@@ -302,6 +374,7 @@ impl LaneTable {
         self.fresh = 0;
         self.events.clear();
         self.now = Instant::now();
+        self.busy.forget();
         for (index, entry) in self.entries.iter_mut().enumerate() {
             let Some(entry) = entry else {
                 continue;

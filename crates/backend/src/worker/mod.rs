@@ -15,22 +15,27 @@ mod after_panic;
 mod commands;
 mod end;
 mod lane_table;
+mod load;
 mod pace;
 mod shares;
 pub mod watchdog;
 
+#[cfg(test)]
+mod move_tests;
+
 use crate::lane::{Lane, TURN_SECTORS};
 use crate::source::SourceEnd;
-pub use commands::{Command, CommandQueue, LaneId, LaneWaker, OnEnd};
+pub use commands::{Command, CommandQueue, LaneHome, LaneId, LaneWaker, OnEnd, Wish};
 pub use end::End;
 use end::finish;
 use lane_table::{COMMAND_EVENT, LaneTable, REST, ROUNDS_OF_COMPANY};
+use load::Load;
 use parking_lot::{Condvar, Mutex};
 use pvblk_block::Readiness;
 use pvblk_sys::{Holder, Lease};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use watchdog::WatchdogSignal;
 
@@ -53,6 +58,8 @@ pub struct Worker {
     tid: AtomicI32,
     /// The thread waits for its lanes.
     asleep: AtomicBool,
+    /// Microseconds in which its lanes had work.
+    busy: AtomicU64,
     signal: Arc<WatchdogSignal>,
     over: Mutex<bool>,
     ended: Condvar,
@@ -75,6 +82,7 @@ impl Worker {
             lease,
             tid: AtomicI32::new(0),
             asleep: AtomicBool::new(false),
+            busy: AtomicU64::new(0),
             signal,
             over: Mutex::new(false),
             ended: Condvar::new(),
@@ -90,6 +98,13 @@ impl Worker {
     /// A number that changes whenever it steps a lane; `None` while it sleeps.
     pub fn turn(&self) -> Option<u64> {
         (!self.asleep.load(Ordering::Relaxed)).then(|| self.lease.turn())
+    }
+
+    fn load(&self) -> Load {
+        Load {
+            busy: Duration::from_micros(self.busy.load(Ordering::Relaxed)),
+            lanes: self.commands.lanes.load(Ordering::Relaxed),
+        }
     }
 
     /// True on the thread that has the lane table.
@@ -123,6 +138,7 @@ impl Worker {
             loop {
                 match catch_unwind(AssertUnwindSafe(|| running.run())) {
                     Ok(Ok(())) => {
+                        worker.commands.close();
                         *worker.over.lock() = true;
                         worker.ended.notify_all();
                         break;
@@ -206,6 +222,10 @@ impl WorkerThread<'_> {
                 self.end_lost()?;
             }
             let (moved, work) = self.step_active()?;
+            let now = self.lanes.now;
+            if self.lanes.busy.round(moved, now) {
+                self.note_busy(moved);
+            }
             steps += 1;
             if self.has_sleepers() {
                 steps += (work / SECTORS_PER_STEP).min(STEPS_PER_LOOK.into()) as u32;
@@ -223,6 +243,19 @@ impl WorkerThread<'_> {
                 }
             }
         }
+    }
+
+    /// Tells the watchdog how long lanes have had work.
+    fn note_busy(&mut self, works: bool) {
+        let lanes = &mut *self.lanes;
+        if works {
+            // Nobody has read the clock since the last sleep.
+            lanes.now = Instant::now();
+        }
+        let busy = lanes.busy.until(lanes.now, works);
+        let busy = busy.as_micros() as u64;
+        self.worker.busy.store(busy, Ordering::Relaxed);
+        lanes.weigh();
     }
 
     /// True if there are lanes that sleep, whose descriptors are to be looked at.
@@ -256,7 +289,7 @@ impl WorkerThread<'_> {
         let Some(lane) = entry.lane.take() else {
             return Ok(None);
         };
-        let (_, lane) = self.out.insert((entry.id, lane));
+        let (_, lane) = self.out.insert((entry.home.id(), lane));
         let (result, kept) = self.lanes.away(|| f(lane));
         let Some((id, lane)) = self.out.take() else {
             return Ok(None);
@@ -275,9 +308,10 @@ impl WorkerThread<'_> {
         self.worker.commands.take(&mut self.lanes.commands);
         while let Some(command) = self.lanes.commands.pop_front() {
             match command {
-                Command::Attach(id, lane, end) => self.attach(id, lane, end)?,
-                Command::Detach(id) => self.reach(id, true),
-                Command::Wake(id) => self.reach(id, false),
+                Command::Attach(home, lane, end) => self.attach(home, lane, end)?,
+                Command::Arrive(home, lane, end) => self.lanes.take_in(home, lane, end),
+                Command::Reach(home, stop) => self.reach(&home, stop),
+                Command::Share(wish) => self.share(wish)?,
                 Command::Back(id, lane) => self.lanes.lane_back(id, lane),
                 Command::Exit => self.lanes.exiting = true,
             }
@@ -285,8 +319,8 @@ impl WorkerThread<'_> {
         Ok(())
     }
 
-    fn attach(&mut self, id: LaneId, lane: Box<Lane>, end: End) -> Result<(), Replaced> {
-        let Err((e, lane, end)) = self.lanes.admit(id, lane, end) else {
+    fn attach(&mut self, home: Arc<LaneHome>, lane: Box<Lane>, end: End) -> Result<(), Replaced> {
+        let Err((e, lane, end)) = self.lanes.admit(home, lane, end) else {
             return Ok(());
         };
         let what = format!("{}: waiting for it", lane.describe());
@@ -296,9 +330,9 @@ impl WorkerThread<'_> {
     }
 
     /// Makes a lane stop, or look at its source, and wakes it.
-    fn reach(&mut self, id: LaneId, stop: bool) {
-        let Some(index) = self.lanes.find(id) else {
-            return;
+    fn reach(&mut self, home: &Arc<LaneHome>, stop: bool) {
+        let Some(index) = self.lanes.find(home.id()) else {
+            return home.pass_on(stop);
         };
         if let Some(entry) = self.lanes.entry(index) {
             entry.stop |= stop;
@@ -310,6 +344,30 @@ impl WorkerThread<'_> {
             }
         }
         self.lanes.wake(index);
+    }
+
+    /// Gives a lane to another worker, as [`Command::Share`] says.
+    fn share(&mut self, wish: Wish) -> Result<(), Replaced> {
+        if self.lanes.exiting {
+            return Ok(());
+        }
+        let Some((home, lane, end)) = self.lanes.give(wish) else {
+            return Ok(());
+        };
+        let name = &self.worker.name;
+        tracing::debug!(
+            "{} moves from {name} to worker {}",
+            lane.describe(),
+            wish.to
+        );
+        let Err((lane, end)) = home.move_to(wish.to, lane, end) else {
+            return Ok(());
+        };
+        // The back end is about to end.
+        let ((), kept) = self
+            .lanes
+            .away(|| finish(Some(lane), Some(end), SourceEnd::Closed));
+        if kept { Ok(()) } else { Err(Replaced) }
     }
 
     /// Steps each active lane once whose disk has a share of this round left, those that woke up first; fewer if they have done so much that the
@@ -367,6 +425,7 @@ impl WorkerThread<'_> {
             if stepped.moved || (stepped.work >= TURN_SECTORS && stepped.end.is_none()) {
                 if let Some(entry) = self.lanes.entry(index) {
                     entry.idle_since = None;
+                    entry.weight.add(stepped.cost);
                 }
                 moved = true;
                 if shared && self.lanes.shares.charge(share, stepped.cost) {
@@ -409,7 +468,7 @@ impl WorkerThread<'_> {
         if let Some(at) = entry.deadline.take() {
             lanes.deadlines.remove(&(at, index));
         }
-        let (id, lane, told) = (entry.id, entry.lane.take(), entry.end.take());
+        let (id, lane, told) = (entry.home.id(), entry.lane.take(), entry.end.take());
         let ((), kept) = self.lanes.away(|| finish(lane, told, end));
         if !kept {
             self.worker.commands.send(Command::Back(id, None));

@@ -1,12 +1,13 @@
 //! The watchdog: finds that a worker's thread is blocked in a call of a lane, and gives its other lanes to a
-//! fresh thread.
+//! fresh thread; it also lets a worker that is busy all the time give a lane to one that isn't ([`super::load`]).
 //!
 //! It looks every 25 ms while any worker is awake, and sleeps while all of them sleep. A thread is blocked if
 //! it has been in one call for two looks and the kernel says twice, a moment apart, that it sleeps there. A
 //! thread that runs, or waits for a CPU on a loaded machine, isn't blocked. A replacement without need costs
 //! a thread, and nothing else. The watchdog also logs stalls that last.
 
-use super::{Worker, lane_table};
+use super::load::{Balance, Gift, Load, STAYS};
+use super::{Command, Wish, Worker, lane_table};
 use crate::stall::Blocked;
 use parking_lot::Mutex;
 use pvblk_sys::proc_status;
@@ -119,6 +120,7 @@ struct Seen {
 
 fn watch(workers: &[Arc<Worker>], signal: &WatchdogSignal, stop: &AtomicBool) {
     let mut seen = vec![Seen::default(); workers.len()];
+    let mut balance = Balance::default();
     let mut idle = 0;
     let nothing_to_do = || {
         // The order matters: a worker that falls asleep has added its stalls before.
@@ -134,8 +136,18 @@ fn watch(workers: &[Arc<Worker>], signal: &WatchdogSignal, stop: &AtomicBool) {
             }
             signal.sleeps.store(false, Ordering::SeqCst);
             idle = 0;
+            balance.forget();
         }
         std::thread::park_timeout(TICK);
+        let loads: Vec<Load> = workers.iter().map(|worker| worker.load()).collect();
+        if let Some(Gift { from, to, most }) = balance.look(Instant::now(), &loads) {
+            let wish = Wish {
+                to,
+                most,
+                stays: STAYS,
+            };
+            workers[from].commands.send(Command::Share(wish));
+        }
         for (worker, seen) in workers.iter().zip(&mut seen) {
             look(worker, seen);
         }
