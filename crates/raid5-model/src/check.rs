@@ -383,3 +383,15 @@ fn repair(
         _ => found,
     }
 }
+
+/// True if a power cut after the step may leave something that a cut before it couldn't, or if more is expected of it.
+pub fn may_matter(before: &State, after: &State) -> bool {
+    let logs = |s: &State| s.logs.map(|log| (log.phase, log.unit));
+    before.media != after.media
+        || before.entries != after.entries
+        || before.superblock != after.superblock
+        || before.next_superblock != after.next_superblock
+        || before.dead != after.dead
+        || before.expected != after.expected
+        || logs(before) != logs(after)
+}

@@ -13,6 +13,8 @@
 //! | `rare` | the kick of a member, and rebuilding |
 //! | `check` | the properties; what a power cut leaves |
 //! | `rank` | why no run goes on for ever |
+//! | `machine` | a model, as far as the search has to know it |
+//! | `vocabulary` | macros for lists of steps and bugs |
 //! | `search` | breadth-first search |
 //! | `bound`, `bounds` | what is searched |
 //! | `trace` | checks a trace, step by step |
@@ -21,6 +23,7 @@ mod bound;
 mod bounds;
 mod bug;
 mod check;
+mod machine;
 mod model;
 mod plan;
 mod rank;
@@ -29,11 +32,13 @@ mod search;
 mod state;
 mod step;
 mod trace;
+mod vocabulary;
 
 pub use bound::{Bound, Shape, bound, shape};
 pub use bounds::{all, some};
 pub use bug::Bug;
 pub use check::{Broken, Property};
+pub use machine::{Machine, Vocabulary};
 pub use model::Model;
 pub use search::{Found, Trace, search};
 pub use state::State;

@@ -1,6 +1,8 @@
 //! Searches all bounds, shows the shortest way to a planted bug, or checks a trace.
 
-use pvblk_raid5_model::{Bound, Bug, Found, Model, Property, Step, all, bound, replay, search};
+use pvblk_raid5_model::{
+    Bound, Bug, Found, Model, Property, Step, Vocabulary, all, bound, replay, search,
+};
 use std::io::Read;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -12,11 +14,15 @@ const USAGE: &str = "usage: pvblk-raid5-model all | list | planted NAME | search
   search WRITE…   searches one bound; 0:ab is a write of both blocks of stripe 0, 1:a/2 of half of a block, and ! means FUA
   check WRITE…    reads a trace from standard input, a step on each line, and says whether the model allows it";
 
+fn clean(bound: Bound) -> Model {
+    Model { bound, bug: None }
+}
+
 fn all_bounds() -> Result<(), String> {
     let (begin, bounds) = (Instant::now(), all());
     let mut sum = Found::default();
     for (n, bound) in bounds.iter().enumerate() {
-        let found = search(*bound, None).map_err(|trace| trace.to_string())?;
+        let found = search(&clean(*bound)).map_err(|trace| trace.to_string())?;
         println!("{}/{} {bound}: {found}", n + 1, bounds.len());
         sum.add(&found);
     }
@@ -45,7 +51,11 @@ fn list() {
 
 fn planted(name: &str) -> Result<(), String> {
     let bug = Bug::named(name).ok_or(format!("no planted bug {name}; `list` names them"))?;
-    match search(bug.bound(), Some(bug)) {
+    let planted = Model {
+        bound: bug.bound(),
+        bug: Some(bug),
+    };
+    match search(&planted) {
         Ok(found) => Err(format!("{name} is not found: {found}")),
         Err(trace) => {
             print!("{name}: {trace}");
@@ -76,8 +86,7 @@ fn check(bound: Bound) -> Result<(), String> {
     let step =
         |line: &str| Step::read(line).ok_or(format!("{line:?} is no step; `list` names them"));
     let steps: Result<Vec<Step>, String> = text.lines().map(step).collect();
-    let model = Model { bound, bug: None };
-    match replay(&model, &steps?) {
+    match replay(&clean(bound), &steps?) {
         Ok(_) => {
             println!("the model allows this trace");
             Ok(())
@@ -97,7 +106,7 @@ fn main() -> ExitCode {
         }
         ["planted", name] => planted(name),
         ["search", ..] => asked(&args[1..]).and_then(|bound| {
-            let found = search(bound, None).map_err(|trace| trace.to_string())?;
+            let found = search(&clean(bound)).map_err(|trace| trace.to_string())?;
             println!("{bound}: {found}");
             Ok(())
         }),
