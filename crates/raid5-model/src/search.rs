@@ -19,7 +19,7 @@ pub struct Found {
     /// States in which nobody has to do anything.
     pub rests: u64,
     /// Kinds of steps that were taken, as a mask.
-    pub kinds: u32,
+    pub kinds: u64,
 }
 
 impl Found {

@@ -47,7 +47,7 @@ fn planted_bugs_are_found() {
 
 #[test]
 fn every_property_has_a_bug_that_breaks_it() {
-    for property in Property::ALL {
+    for property in Property::OF_WRITES {
         let breaks = |bug: &&Bug| bug.breaks() == *property;
         let bug = Bug::ALL.iter().find(breaks);
         assert!(bug.is_some(), "nothing breaks {}", property.name());
@@ -87,7 +87,7 @@ fn the_page_states_every_property() {
         "/../../docs/decisions/0048-stripes-own-themselves.md"
     );
     let page = std::fs::read_to_string(page).expect("the page is readable");
-    for property in Property::ALL {
+    for property in Property::OF_WRITES {
         let row = format!("| `{}` | {} |", property.name(), property.about());
         assert!(page.contains(&row), "the page lacks {row}");
     }
