@@ -3,12 +3,12 @@
 use super::bug::Bug;
 use super::model::Model;
 use super::state::{
-    Asked, CHECK, Check, Phase, REBUILD, STRIPES, State, There, UNKNOWN, Value, value,
+    ANY, Asked, CHECK, Check, Phase, REBUILD, STRIPES, State, There, UNKNOWN, Value, value,
 };
 use crate::check::{Broken, Property};
 use crate::state::{MEMBERS, NONE, PARITY};
 
-/// All places.
+/// The places of all members.
 pub(super) const ALL: u8 = 0b111;
 
 /// The places of a mask, in order.
@@ -277,6 +277,9 @@ impl Model {
                 }
             }
         }
+        if !plan.modify {
+            self.makes_parity_of(s, at, plan.reads);
+        }
         if let Some(parity) = plan.parity {
             let others = ALL & !(1 << parity);
             let sum = |of: [Value; MEMBERS], mask: u8| places(mask).fold(0, |sum, p| sum ^ of[p]);
@@ -294,6 +297,16 @@ impl Model {
             self.block_begins(s, at, place, new[place]);
         }
         s.batches[at].phase = Phase::Writing;
+    }
+
+    /// New parity is made of these blocks, as they were read. One without a sum that a fault has changed can't be calculated from then on, and counts as it is.
+    fn makes_parity_of(&self, s: &mut State, at: usize, read: u8) {
+        for place in places(read & !s.covered[at]) {
+            let block = self.bound.block(at, place);
+            if s.right(at, block) != Some(s.batches[at].got[place]) {
+                s.may[at][block] |= ANY;
+            }
+        }
     }
 
     /// Blocks that are written get sums. Parity's follows from others', without a look at it.

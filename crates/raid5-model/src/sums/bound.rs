@@ -184,7 +184,7 @@ pub fn some() -> Vec<Bound> {
         "0:a 0:b? sweep cut flip sum lost all astray",
         "0:a 0:a? modify sweep sweep cut flip all",
         "0:a 1:ab apart sweep cut lost all astray",
-        "0:ab 0:b? sweep cut flip unknown1",
+        "0:a 0:b? sweep cut flip unknown1",
         "0:a 0:a? sweep flip sum twice",
         "0:a 0:b 0:a? sweep flip missing0",
         "0:a 0:b? sweep flip missing0 spare",

@@ -58,6 +58,7 @@ impl Model {
         };
         let sum = s.memory[place][at];
         let fits = sum == UNKNOWN || sum == s.asks[r].contents;
+        s.asks[r].may |= s.may[at][self.bound.block(at, place)] & ANY;
         s.asks[r].covered = s.covered[at] & (1 << place) != 0;
         if !fits && !self.has(Bug::DirectNotCompared) {
             return self.reads_again(s, r);

@@ -255,7 +255,7 @@ pub struct State {
     pub covered: [u8; STRIPES],
 }
 
-/// A bit of `State::may`: a start took the block as it was, with a fault that nothing could tell.
+/// A bit of `State::may`: a start, a rebuild or a write took the block as it was, without a sum, with a fault that nothing could tell.
 pub const ANY: u8 = 1 << 7;
 
 impl State {

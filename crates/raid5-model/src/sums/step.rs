@@ -227,7 +227,8 @@ impl Model {
     /// The number of ways in which a power cut may leave the blocks.
     fn survivors(&self, s: &State) -> u8 {
         let all = s.media.as_flattened().iter();
-        all.map(|block| block.all().count() as u8).product()
+        let count: usize = all.map(|block| block.all().count()).product();
+        u8::try_from(count).expect("a cut has a number")
     }
 
     /// Data blocks of a request.
