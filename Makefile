@@ -119,7 +119,7 @@ sim: ## Run the simulation: 100000 seeds of rings with crashes at any step, 5000
 	@cargo run --release --locked -p pvblk-sim -- squeeze --seeds 100000
 	@cargo run --release --locked -p pvblk-sim -- stop --seeds 100000
 
-model: ## Search the model of RAID-5's write path for all sets of three writes, with failures and power cuts at every step (20 minutes; an hour beside other work)
+model: ## Search the models of RAID-5's checksums and write path for all sets of three requests, with failures and power cuts at every step (half an hour; an hour and a quarter beside other work)
 	@cargo run --release --locked -p pvblk-raid5-model -- all
 
 asan: ## Run the simulations of squeezed pools, caches and arrays under AddressSanitizer, 5000 seeds each (15 minutes)

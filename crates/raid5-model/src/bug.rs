@@ -1,44 +1,10 @@
 //! Bugs that the search has to find.
 
 use crate::bound::{Bound, bound};
-use crate::check::Property;
-
-macro_rules! bugs {
-    ($($bug:ident $name:literal $property:ident $writes:literal $about:literal)*) => {
-        /// A bug that can be planted in the model.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum Bug {
-            $(#[doc = $about] $bug,)*
-        }
-
-        impl Bug {
-            /// All bugs, in the order of the page.
-            pub const ALL: &[Bug] = &[$(Bug::$bug),*];
-
-            /// Name on the command line.
-            pub const fn name(self) -> &'static str {
-                match self { $(Bug::$bug => $name,)* }
-            }
-
-            /// One sentence that says what goes wrong.
-            pub const fn about(self) -> &'static str {
-                match self { $(Bug::$bug => $about,)* }
-            }
-
-            /// Writes of the bound in which the bug shows itself soon.
-            const fn writes(self) -> &'static str {
-                match self { $(Bug::$bug => $writes,)* }
-            }
-
-            /// The property that the bug breaks first.
-            pub const fn breaks(self) -> Property {
-                match self { $(Bug::$bug => Property::$property,)* }
-            }
-        }
-    };
-}
+use crate::vocabulary::bugs;
 
 bugs! {
+    /// A bug that can be planted in the model.
     LogAfterData "log-after-data" HoleIsLogged "0:a 0:b 1:a"
         "Data and parity are written while the log is being written."
     LogReusedEarly "log-reused-early" HoleIsLogged "0:a 0:b 1:a"
@@ -96,14 +62,9 @@ bugs! {
 }
 
 impl Bug {
-    /// The bug with this name.
-    pub fn named(name: &str) -> Option<Bug> {
-        Bug::ALL.iter().copied().find(|b| b.name() == name)
-    }
-
     /// A bound in which a search finds the bug.
     pub fn bound(self) -> Bound {
-        let writes: Vec<&str> = self.writes().split(' ').collect();
+        let writes: Vec<&str> = self.within().split(' ').collect();
         Bound {
             modify: self == Bug::CursorReadTwice,
             ..bound(&writes)

@@ -18,9 +18,6 @@ macro_rules! properties {
         }
 
         impl Property {
-            /// All properties, in the order of the page.
-            pub const ALL: &[Property] = &[$(Property::$property),*];
-
             /// Name in reports.
             pub const fn name(self) -> &'static str {
                 match self { $(Property::$property => $name,)* }
@@ -55,6 +52,39 @@ properties! {
         "Nothing is written by a plan, or from blocks read, of an epoch with other members."
     EveryoneEnds "everyone-ends"
         "As long as a request isn't done somebody can take a step, and no run goes on for ever."
+    SumIsMarked "sum-is-marked"
+        "A block whose sum on disk isn't its own, nor unknown, lies in a chunk whose bit is on all members."
+    FitsOrTold "fits-or-told"
+        "No request gets a block that isn't what was written last, unless the block's sum is unknown."
+    RepairFits "repair-fits"
+        "A repair leaves no block, and no sum, that isn't that of what was written last."
+    OneFaultHeals "one-fault-heals"
+        "After one fault of one device no request fails, if all members are there and all sums of its stripe are known."
+}
+
+impl Property {
+    /// Those of the write path's model, in the order of the page.
+    pub const OF_WRITES: &[Property] = &[
+        Property::FlushedStays,
+        Property::OnlyWritten,
+        Property::HoleIsLogged,
+        Property::RepairIsRight,
+        Property::IdleIsRight,
+        Property::IncomingIsCurrent,
+        Property::ReadBeforeCalculated,
+        Property::ClosedOnce,
+        Property::PlannedForTheseMembers,
+        Property::EveryoneEnds,
+    ];
+
+    /// Those of the model of checksums, in the order of the page.
+    pub const OF_SUMS: &[Property] = &[
+        Property::SumIsMarked,
+        Property::FitsOrTold,
+        Property::RepairFits,
+        Property::OneFaultHeals,
+        Property::EveryoneEnds,
+    ];
 }
 
 /// A property that doesn't hold, and where.
@@ -382,4 +412,16 @@ fn repair(
         Some(_) if entry.touched != 0 => [a, b, Some(sum)],
         _ => found,
     }
+}
+
+/// True if a power cut after the step may leave something that a cut before it couldn't, or if more is expected of it.
+pub fn may_matter(before: &State, after: &State) -> bool {
+    let logs = |s: &State| s.logs.map(|log| (log.phase, log.unit));
+    before.media != after.media
+        || before.entries != after.entries
+        || before.superblock != after.superblock
+        || before.next_superblock != after.next_superblock
+        || before.dead != after.dead
+        || before.expected != after.expected
+        || logs(before) != logs(after)
 }

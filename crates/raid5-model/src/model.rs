@@ -2,10 +2,12 @@
 
 use crate::bound::Bound;
 use crate::bug::Bug;
-use crate::check::{Broken, Property};
+use crate::check::{Broken, Property, may_matter};
+use crate::machine::Machine;
 use crate::plan::{
     alone, calculate, entry, log_device, log_of, place, plan, ready, targets, written,
 };
+use crate::rank::rank;
 use crate::state::{
     BLOCKS, DEVICES, Entry, Expected, Flush, Kick, LogPhase, Members, NONE, PARITY, Phase, SECTORS,
     SPARE, STRIPES, SYNC, Sector, State, Stripe, Superblock, Sync, WRITES, Write, value, version,
@@ -536,6 +538,39 @@ impl Model {
                 }
             }
         }
+    }
+}
+
+impl Machine for Model {
+    type State = State;
+    type Step = Step;
+
+    fn bound(&self) -> String {
+        self.bound.to_string()
+    }
+
+    fn first(&self) -> State {
+        Model::first(self)
+    }
+
+    fn steps(&self, state: &State, out: &mut Vec<Step>) {
+        Model::steps(self, state, out);
+    }
+
+    fn after(&self, state: &State, step: Step) -> Result<State, Broken> {
+        Model::after(self, state, step)
+    }
+
+    fn check(&self, before: &State, after: &State) -> Result<(), Broken> {
+        self.check_state(after, !may_matter(before, after))
+    }
+
+    fn check_rest(&self, state: &State) -> Result<(), Broken> {
+        Model::check_rest(self, state)
+    }
+
+    fn rank(&self, state: &State) -> u64 {
+        rank(state)
     }
 }
 

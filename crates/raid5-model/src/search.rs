@@ -3,13 +3,8 @@
 //! A state is remembered by 64 bits of a hash. Among two million states, two that are taken for one are to be expected in one of nine
 //! million searches. The step by which a state was reached first is kept for the trace.
 
-use crate::bound::Bound;
-use crate::bug::Bug;
 use crate::check::{Broken, Property};
-use crate::model::Model;
-use crate::rank::rank;
-use crate::state::State;
-use crate::step::Step;
+use crate::machine::{Machine, Vocabulary};
 use std::collections::HashSet;
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hash, Hasher};
@@ -24,7 +19,7 @@ pub struct Found {
     /// States in which nobody has to do anything.
     pub rests: u64,
     /// Kinds of steps that were taken, as a mask.
-    pub kinds: u32,
+    pub kinds: u64,
 }
 
 impl Found {
@@ -37,9 +32,9 @@ impl Found {
         self.kinds |= other.kinds;
     }
 
-    /// Steps that no state had.
-    pub fn never(&self) -> Vec<&'static str> {
-        let words = Step::WORDS.iter().enumerate();
+    /// Steps of a model that no state had.
+    pub fn never<S: Vocabulary>(&self) -> Vec<&'static str> {
+        let words = S::WORDS.iter().enumerate();
         let never = words.filter(|(n, _)| self.kinds & (1 << n) == 0);
         never.map(|(_, (word, _))| *word).collect()
     }
@@ -57,15 +52,15 @@ impl fmt::Display for Found {
 
 /// A property that doesn't hold, and the shortest way there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trace {
+pub struct Trace<S> {
     pub bound: String,
     pub broken: Broken,
-    pub steps: Vec<Step>,
+    pub steps: Vec<S>,
     /// States that were seen before.
     pub states: u64,
 }
 
-impl fmt::Display for Trace {
+impl<S: fmt::Display> fmt::Display for Trace<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.broken)?;
         writeln!(f, "  with {}, after {} states:", self.bound, self.states)?;
@@ -76,17 +71,17 @@ impl fmt::Display for Trace {
 }
 
 /// Seen states: each with the one before it and the step between.
-struct Seen {
+struct Seen<S> {
     hashes: HashSet<u64, BuildHasherDefault<AsItIs>>,
-    ways: Vec<(u32, Step)>,
+    /// `None`: the first state.
+    ways: Vec<Option<(u32, S)>>,
 }
 
-impl Seen {
+impl<S: Copy> Seen<S> {
     /// The steps to the state with this number.
-    fn way(&self, mut at: u32) -> Vec<Step> {
+    fn way(&self, mut at: u32) -> Vec<S> {
         let mut steps = Vec::new();
-        while at > 0 {
-            let (before, step) = self.ways[at as usize];
+        while let Some((before, step)) = self.ways[at as usize] {
             steps.push(step);
             at = before;
         }
@@ -96,12 +91,11 @@ impl Seen {
 }
 
 /// Searches all states of a bound. The error is the first property that doesn't hold, by the shortest way.
-pub fn search(bound: Bound, bug: Option<Bug>) -> Result<Found, Box<Trace>> {
-    let model = Model { bound, bug };
+pub fn search<M: Machine>(model: &M) -> Result<Found, Box<Trace<M::Step>>> {
     let first = model.first();
     let mut seen = Seen {
         hashes: HashSet::default(),
-        ways: vec![(0, Step::KickScan)],
+        ways: vec![None],
     };
     seen.hashes.insert(hash(&first));
     let mut found = Found {
@@ -113,11 +107,11 @@ pub fn search(bound: Bound, bug: Option<Bug>) -> Result<Found, Box<Trace>> {
     while !level.is_empty() {
         let mut next = Vec::new();
         for (number, state) in &level {
-            let broken = |broken, last: Option<Step>, seen: &Seen| {
+            let broken = |broken, last: Option<M::Step>, seen: &Seen<M::Step>| {
                 let mut steps = seen.way(*number);
                 steps.extend(last);
                 Box::new(Trace {
-                    bound: bound.to_string(),
+                    bound: model.bound(),
                     broken,
                     steps,
                     states: seen.ways.len() as u64,
@@ -136,7 +130,7 @@ pub fn search(bound: Bound, bug: Option<Bug>) -> Result<Found, Box<Trace>> {
                 found.kinds |= 1 << step.kind();
                 let after = model.after(state, step);
                 let after = after.map_err(|b| broken(b, Some(step), &seen))?;
-                if rank(&after) <= rank(state) {
+                if model.rank(&after) <= model.rank(state) {
                     let text = || format!("{step} leads back: a run may go on for ever");
                     let b = Broken::new(Property::EveryoneEnds, text);
                     return Err(broken(b, Some(step), &seen));
@@ -144,11 +138,10 @@ pub fn search(bound: Bound, bug: Option<Bug>) -> Result<Found, Box<Trace>> {
                 if !seen.hashes.insert(hash(&after)) {
                     continue;
                 }
-                let quick = !may_matter(state, &after);
-                let checked = model.check_state(&after, quick);
+                let checked = model.check(state, &after);
                 checked.map_err(|b| broken(b, Some(step), &seen))?;
                 let at = seen.ways.len() as u32;
-                seen.ways.push((*number, step));
+                seen.ways.push(Some((*number, step)));
                 next.push((at, after));
             }
         }
@@ -159,19 +152,7 @@ pub fn search(bound: Bound, bug: Option<Bug>) -> Result<Found, Box<Trace>> {
     Ok(found)
 }
 
-/// True if a power cut after the step may leave something that a cut before it couldn't, or if more is expected of it.
-fn may_matter(before: &State, after: &State) -> bool {
-    let logs = |s: &State| s.logs.map(|log| (log.phase, log.unit));
-    before.media != after.media
-        || before.entries != after.entries
-        || before.superblock != after.superblock
-        || before.next_superblock != after.next_superblock
-        || before.dead != after.dead
-        || before.expected != after.expected
-        || logs(before) != logs(after)
-}
-
-fn hash(state: &State) -> u64 {
+fn hash(state: &impl Hash) -> u64 {
     let mut hasher = Folding(0x9e37_79b9_7f4a_7c15);
     state.hash(&mut hasher);
     hasher.finish()

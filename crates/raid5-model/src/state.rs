@@ -40,30 +40,40 @@ pub fn version(block: usize, contents: Value) -> Option<u8> {
     (0..=WRITES as u8).find(|v| value(block, *v) == contents)
 }
 
-/// A sector of a device with a volatile cache.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Sector {
-    /// The contents that a read finds.
-    pub now: Value,
-    /// Others that a power cut may leave, in rising order; `NONE` fills.
-    pub others: [Value; 3],
+/// Contents of a sector, in one of the models.
+pub trait Contents: Copy + Ord {
+    /// Contents that no sector has.
+    const NONE: Self;
 }
 
-impl Sector {
+impl Contents for Value {
+    const NONE: Value = NONE;
+}
+
+/// A sector of a device with a volatile cache, which holds at most so many versions of it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Sector<V = Value, const VERSIONS: usize = 3> {
+    /// The contents that a read finds.
+    pub now: V,
+    /// Others that a power cut may leave, in rising order; `NONE` fills.
+    pub others: [V; VERSIONS],
+}
+
+impl<V: Contents, const VERSIONS: usize> Sector<V, VERSIONS> {
     /// A sector that a power cut leaves as it is.
-    pub fn new(now: Value) -> Sector {
+    pub fn new(now: V) -> Self {
         Sector {
             now,
-            others: [NONE; 3],
+            others: [V::NONE; VERSIONS],
         }
     }
 
     /// A write begins: from now on a power cut may leave these contents.
-    pub fn begin(&mut self, contents: Value) {
+    pub fn begin(&mut self, contents: V) {
         if contents == self.now || self.others.contains(&contents) {
             return;
         }
-        let Some(free) = self.others.iter_mut().find(|o| **o == NONE) else {
+        let Some(free) = self.others.iter_mut().find(|o| **o == V::NONE) else {
             panic!("a sector has more versions in the cache than the model holds");
         };
         *free = contents;
@@ -71,11 +81,11 @@ impl Sector {
     }
 
     /// A write has ended. Without FUA, a power cut may still undo it.
-    pub fn end(&mut self, contents: Value, fua: bool) {
+    pub fn end(&mut self, contents: V, fua: bool) {
         let before = self.now;
         self.now = contents;
         if fua {
-            self.others = [NONE; 3];
+            self.others = [V::NONE; VERSIONS];
             return;
         }
         if before != contents {
@@ -88,16 +98,16 @@ impl Sector {
     }
 
     /// A flush has reached the device; `flying` is a write in flight, which it doesn't cover.
-    pub fn flush(&mut self, flying: Option<Value>) {
-        self.others = [NONE; 3];
+    pub fn flush(&mut self, flying: Option<V>) {
+        self.others = [V::NONE; VERSIONS];
         if let Some(flying) = flying {
             self.begin(flying);
         }
     }
 
     /// All contents that a power cut may leave.
-    pub fn all(&self) -> impl Iterator<Item = Value> + '_ {
-        let others = self.others.iter().copied().filter(|o| *o != NONE);
+    pub fn all(&self) -> impl Iterator<Item = V> + '_ {
+        let others = self.others.iter().copied().filter(|o| *o != V::NONE);
         std::iter::once(self.now).chain(others)
     }
 }

@@ -6,71 +6,10 @@ use crate::plan::written;
 use crate::state::{
     Flush, Kick, LogPhase, MEMBERS, NONE, Phase, SPARE, STRIPES, SYNC, State, Sync,
 };
-use std::fmt;
-
-macro_rules! steps {
-    ($($step:ident $(($arg:ident))? $text:literal $about:literal)*) => {
-        /// A step of the array, of a user or of a device. Each is atomic: it has one access to a word that others share.
-        #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-        pub enum Step {
-            $(#[doc = $about] $step $(($arg))?,)*
-        }
-
-        impl Step {
-            /// Name in a trace, and number.
-            fn parts(self) -> (&'static str, Option<u8>) {
-                match self {
-                    $(Step::$step $((number!($arg n)))? => ($text, number_of!($($arg n)?)),)*
-                }
-            }
-
-            /// The step that a line of a trace names: the name, and a number if the step has one.
-            pub fn read(line: &str) -> Option<Step> {
-                let (name, number) = match line.trim().rsplit_once(' ') {
-                    Some((name, number)) if number.parse::<u8>().is_ok() => (name, number.parse().ok()),
-                    _ => (line.trim(), None),
-                };
-                $(if name == $text {
-                    return read_as!(Step::$step, number $(, $arg)?);
-                })*
-                None
-            }
-
-            /// All names, each with a sentence.
-            pub const WORDS: &[(&str, &str)] = &[$(($text, $about)),*];
-
-            /// Its name's place among all names.
-            pub fn kind(self) -> usize {
-                let name = self.parts().0;
-                Step::WORDS.iter().position(|(word, _)| *word == name).unwrap_or(0)
-            }
-        }
-    };
-}
-
-macro_rules! number {
-    ($arg:ident $n:ident) => {
-        $n
-    };
-}
-macro_rules! number_of {
-    () => {
-        None
-    };
-    ($arg:ident $n:ident) => {
-        Some($n)
-    };
-}
-macro_rules! read_as {
-    ($step:expr, $number:ident) => {
-        $number.is_none().then_some($step)
-    };
-    ($step:expr, $number:ident, $arg:ident) => {
-        $number.map($step)
-    };
-}
+use crate::vocabulary::steps;
 
 steps! {
+    /// A step of the array, of a user or of a device. Each is atomic: it has one access to a word that others share.
     Submit(u8) "write submitted" "A user submits this write: it claims its stripe if that is free, and joins the list otherwise."
     Check(u8) "epoch checked" "The owner of this stripe looks at the epoch after its claim, and plans reads or parks."
     Park(u8) "parked" "The owner of this stripe has parked; a step of its own only with a planted bug."
@@ -101,18 +40,9 @@ steps! {
     SyncTaken "rebuild taken" "They are stable."
 }
 
-impl fmt::Display for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.parts() {
-            (name, Some(n)) => write!(f, "{name} {n}"),
-            (name, None) => f.write_str(name),
-        }
-    }
-}
-
 impl Step {
     /// True if nobody has to do it: users submit when they like, and devices die or not.
-    pub fn is_free(self) -> bool {
+    fn is_up_to_others(self) -> bool {
         matches!(self, Step::Submit(_) | Step::FlushBegin | Step::Die(_))
     }
 }

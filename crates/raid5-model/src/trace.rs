@@ -4,30 +4,28 @@
 //! were searched, as long as the run is within a bound.
 
 use crate::check::Broken;
-use crate::model::Model;
-use crate::state::State;
-use crate::step::Step;
+use crate::machine::Machine;
 use std::fmt;
 
 /// A step that the model doesn't allow. Prints as one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct Refused<S> {
     /// Its place in the trace, from 0.
     pub at: usize,
-    pub step: Step,
+    pub step: S,
     /// The property that it breaks; `None`: the state doesn't have the step.
     pub broken: Option<Broken>,
     /// The steps that the state has.
-    pub allowed: Vec<Step>,
+    pub allowed: Vec<S>,
 }
 
-impl fmt::Display for Refused {
+impl<S: fmt::Display> fmt::Display for Refused<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "step {}, {}: ", self.at, self.step)?;
         if let Some(broken) = &self.broken {
             return write!(f, "it breaks {broken}");
         }
-        let allowed: Vec<String> = self.allowed.iter().map(Step::to_string).collect();
+        let allowed: Vec<String> = self.allowed.iter().map(S::to_string).collect();
         write!(
             f,
             "it isn't allowed here; allowed are: {}",
@@ -37,7 +35,7 @@ impl fmt::Display for Refused {
 }
 
 /// Follows a trace from the first state; returns the last one.
-pub fn replay(model: &Model, steps: &[Step]) -> Result<State, Box<Refused>> {
+pub fn replay<M: Machine>(model: &M, steps: &[M::Step]) -> Result<M::State, Box<Refused<M::Step>>> {
     let mut state = model.first();
     let mut allowed = Vec::new();
     for (at, &step) in steps.iter().enumerate() {
@@ -55,9 +53,7 @@ pub fn replay(model: &Model, steps: &[Step]) -> Result<State, Box<Refused>> {
             return Err(refuse(None));
         }
         let after = model.after(&state, step).map_err(|b| refuse(Some(b)))?;
-        model
-            .check_state(&after, false)
-            .map_err(|b| refuse(Some(b)))?;
+        model.check(&state, &after).map_err(|b| refuse(Some(b)))?;
         state = after;
     }
     Ok(state)

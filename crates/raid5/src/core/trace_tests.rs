@@ -18,7 +18,7 @@ use crate::words::{Answer, Owner, Room, Seen};
 use crate::{Geometry, Layout, LogArea, Policy, STRIPE_BYTES, STRIPE_SECTORS};
 use fastrand::Rng;
 use pvblk_block::{Buffer, Op, Request, RequestFlags, Status};
-use pvblk_raid5_model::{Bound, Model, Shape, Step, bound, replay};
+use pvblk_raid5_model::{Bound, Model, Shape, Step, Vocabulary, bound, replay};
 use pvblk_testing::seeds;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
