@@ -210,7 +210,7 @@ impl Service {
             .collect()
     }
 
-    /// Its workers.
+    /// Its workers, and the lanes of its sources.
     pub fn backend(&self) -> &Backend {
         &self.backend
     }
