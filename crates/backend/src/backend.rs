@@ -343,8 +343,9 @@ impl Backend {
     }
 
     /// Makes a worker give the lane with the most work, if one has had any, to another worker. Nobody needs to call this: the watchdog
-    /// moves lanes from workers that are busy all the time.
+    /// moves lanes from workers that are busy all the time. Panics if there is no such worker.
     pub fn move_a_lane(&self, from: usize, to: usize) {
+        assert!(to < self.queues.len(), "there is no worker {to}");
         let wish = Wish {
             to,
             most: 1000,

@@ -374,10 +374,12 @@ fn load_bitmap(
         assembly.bitmap = Some(bitmap);
         return Ok((false, false));
     };
-    assembly.bitmap = Some(match has(Plant::MapForgotten) {
+    let mut bitmap = match has(Plant::MapForgotten) {
         false => WriteIntent::load(&area, true, in_sync)?,
         true => WriteIntent::new(any, false),
-    });
+    };
+    bitmap.pass_writes(writes);
+    assembly.bitmap = Some(bitmap);
     Ok((areas.iter().all(|other| *other == area), true))
 }
 

@@ -23,7 +23,8 @@ pub struct LaneHome {
     id: LaneId,
     workers: Arc<[Arc<CommandQueue>]>,
     at: AtomicUsize,
-    is_over: AtomicBool,
+    /// A worker has it, or it is on its way to one.
+    exists: AtomicBool,
 }
 
 impl LaneHome {
@@ -33,7 +34,7 @@ impl LaneHome {
             id,
             workers: Arc::clone(workers),
             at: AtomicUsize::new(at),
-            is_over: AtomicBool::new(false),
+            exists: AtomicBool::new(false),
         })
     }
 
@@ -54,7 +55,7 @@ impl LaneHome {
 
     /// As [`LaneHome::reach`], for a worker that was asked and doesn't have the lane: it has given it away, and it may be on its way back.
     pub(super) fn pass_on(self: &Arc<LaneHome>, stop: bool) {
-        if !self.is_over.load(Ordering::Relaxed) {
+        if self.exists.load(Ordering::Relaxed) {
             self.reach(stop);
         }
     }
@@ -82,12 +83,13 @@ impl LaneHome {
 
     /// The lane is there, or is on its way to its first worker.
     pub(super) fn begin(&self) {
+        self.exists.store(true, Ordering::Relaxed);
         self.worker().lanes.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The lane is over: no worker has it any more.
     pub(super) fn end(&self) {
-        self.is_over.store(true, Ordering::Relaxed);
+        self.exists.store(false, Ordering::Relaxed);
         self.worker().lanes.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -103,9 +105,9 @@ impl fmt::Debug for LaneHome {
 pub struct Wish {
     /// The worker that gets it.
     pub to: usize,
-    /// The most of its worker's time that it may take, in thousandths. Of those lanes it is the busiest.
+    /// The most of its worker's work that it may have, in thousandths. Of those lanes it is the busiest.
     pub most: u64,
-    /// The time for which it has been where it is, at least.
+    /// It hasn't come from another worker within this time.
     pub stays: Duration,
 }
 
@@ -189,10 +191,8 @@ impl CommandQueue {
         );
     }
 
-    /// Drops all commands: the worker is over. Those that name lanes would keep all queues, and so one another.
-    pub fn close(&self) {
-        let left = self.commands.lock().take();
-        // Without the lock: ends of lanes may send commands.
-        drop(left);
+    /// Takes the last commands: from now on none are taken. Otherwise those that name lanes would keep all queues, and so one another.
+    pub(super) fn close(&self, out: &mut VecDeque<Command>) {
+        out.extend(self.commands.lock().take().into_iter().flatten());
     }
 }

@@ -51,8 +51,10 @@ fn tell(on_end: OnEnd, end: SourceEnd) {
 /// Drops a lane, its queue and its mappings, and then reports its end. If the lane panics there, that is its
 /// end.
 pub fn finish(lane: Option<Box<Lane>>, told: Option<End>, end: SourceEnd) {
+    // First: nobody is to look for the lane any more.
+    let on_end = told.and_then(|mut t| t.take());
     let dropped = catch_unwind(AssertUnwindSafe(|| drop(lane)));
-    if let Some(on_end) = told.and_then(|mut t| t.take()) {
+    if let Some(on_end) = on_end {
         tell(on_end, dropped.map_or_else(|_| panicked(), |()| end));
     }
 }

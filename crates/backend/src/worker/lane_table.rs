@@ -420,6 +420,7 @@ impl LaneTable {
         self.events.clear();
         self.rest_at = None;
         self.now = Instant::now();
+        self.busy.forget();
         self.any_lost = true;
         for entry in self.entries.iter_mut().flatten() {
             entry.interest = NOTHING;

@@ -1,7 +1,7 @@
 //! The load of workers, and who gives a lane to whom.
 //!
 //! A worker counts the time in which its lanes had work. The watchdog compares all workers' counts, and asks a worker that is
-//! busy all the time to give a lane to one that isn't: that lane which makes both most alike.
+//! busy all the time to give a lane to one that isn't: the heaviest that leaves the receiver less busy than the giver was.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -100,6 +100,10 @@ const WINDOW: Duration = Duration::from_millis(200);
 /// Loads, in thousandths of the time: who is as busy gives a lane away, and who is no busier gets it.
 const BUSY: u64 = 900;
 const FREE: u64 = 500;
+/// The receiver stays so much less busy than the giver was, or the next lane would come back.
+const GAIN: u64 = 100;
+/// Two lanes of equal work are never measured as equal.
+const UNEVEN: u64 = 50;
 
 /// A worker, as the watchdog sees it.
 #[derive(Clone, Copy)]
@@ -114,7 +118,7 @@ pub struct Load {
 pub struct Gift {
     pub from: usize,
     pub to: usize,
-    /// The most of its time that the lane may take, in thousandths.
+    /// The most of its lanes' work that the lane may have, in thousandths.
     pub most: u64,
 }
 
@@ -122,6 +126,8 @@ pub struct Gift {
 #[derive(Default)]
 pub struct Balance {
     looks: VecDeque<(Instant, Vec<Duration>)>,
+    /// The worker that was asked last. It may have had nothing to give, so others come first.
+    last: usize,
 }
 
 impl Balance {
@@ -143,17 +149,21 @@ impl Balance {
                     let busy = busy[at].saturating_sub(before[at]).as_micros() as u64;
                     (busy * 1000 / time).min(1000)
                 };
-                let all = 0..workers.len();
+                let count = workers.len();
+                let in_turn = (1..=count).map(|n| (self.last + n) % count);
                 let can_give = |at: &usize| workers[*at].lanes > 1 && load(*at) >= BUSY;
-                let from = all.clone().filter(can_give).max_by_key(|at| load(*at))?;
-                let to = all.min_by_key(|at| (load(*at), workers[*at].lanes))?;
-                (load(to) <= FREE).then(|| Gift {
+                let from = in_turn.clone().find(can_give)?;
+                let to = in_turn.min_by_key(|at| (load(*at), workers[*at].lanes))?;
+                let (giver, receiver) = (load(from), load(to));
+                let time = (giver - receiver.min(giver)).saturating_sub(GAIN);
+                (receiver <= FREE).then(|| Gift {
                     from,
                     to,
-                    most: (load(from) - load(to)) / 2,
+                    most: time.min(giver / 2 + UNEVEN) * 1000 / giver,
                 })
             });
-        if gift.is_some() {
+        if let Some(gift) = gift {
+            self.last = gift.from;
             self.looks.clear();
         }
         self.looks.push_back((now, busy));
@@ -192,7 +202,7 @@ mod tests {
         let first = Gift {
             from: 1,
             to: 2,
-            most: 450,
+            most: 550,
         };
         assert_eq!(all[0], first);
         // One in each window.
@@ -210,6 +220,32 @@ mod tests {
         ] {
             assert_eq!(gifts(&workers), [], "{workers:?}");
         }
+    }
+
+    #[test]
+    fn two_lanes_of_equal_work_are_divided() {
+        // Also if the receiver has a little to do, and the giver isn't busy all the time.
+        for workers in [
+            [(1000, 2), (0, 0)],
+            [(1000, 2), (50, 24)],
+            [(950, 2), (0, 0)],
+            [(1000, 2), (400, 1)],
+        ] {
+            let most = gifts(&workers)[0].most;
+            assert!((500..=600).contains(&most), "{workers:?}: {most}");
+        }
+        // The receiver would be as busy as the giver was.
+        assert!(gifts(&[(1000, 2), (500, 1)])[0].most < 450);
+    }
+
+    #[test]
+    fn all_busy_workers_are_asked_in_turn() {
+        let from = |gift: &Gift| gift.from;
+        let all: Vec<usize> = gifts(&[(1000, 25), (0, 0), (960, 2)])
+            .iter()
+            .map(from)
+            .collect();
+        assert!(all.starts_with(&[2, 0, 2, 0]), "{all:?}");
     }
 
     #[test]

@@ -138,7 +138,6 @@ impl Worker {
             loop {
                 match catch_unwind(AssertUnwindSafe(|| running.run())) {
                     Ok(Ok(())) => {
-                        worker.commands.close();
                         *worker.over.lock() = true;
                         worker.ended.notify_all();
                         break;
@@ -230,8 +229,11 @@ impl WorkerThread<'_> {
             if self.has_sleepers() {
                 steps += (work / SECTORS_PER_STEP).min(STEPS_PER_LOOK.into()) as u32;
             }
-            if !moved && !self.lanes.active.is_empty() {
-                self.lanes.yields.idle_step();
+            if !moved
+                && !self.lanes.active.is_empty()
+                && let Some(now) = self.lanes.yields.idle_step()
+            {
+                self.lanes.now = now;
             }
             if self.lanes.active.is_empty() {
                 let timeout = self.lanes.next_timeout();
@@ -313,7 +315,10 @@ impl WorkerThread<'_> {
                 Command::Reach(home, stop) => self.reach(&home, stop),
                 Command::Share(wish) => self.share(wish)?,
                 Command::Back(id, lane) => self.lanes.lane_back(id, lane),
-                Command::Exit => self.lanes.exiting = true,
+                Command::Exit => {
+                    self.lanes.exiting = true;
+                    self.worker.commands.close(&mut self.lanes.commands);
+                }
             }
         }
         Ok(())

@@ -49,23 +49,26 @@ const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 impl YieldPolicy {
-    /// A step found nothing to do: yields the CPU if it is time.
+    /// A step found nothing to do: yields the CPU if it is time. Returns the time, if it was read.
     #[inline]
-    pub fn idle_step(&mut self) {
+    pub fn idle_step(&mut self) -> Option<Instant> {
         self.steps += 1;
-        if self.steps >= self.every {
-            self.steps = 0;
-            self.offer();
+        if self.steps < self.every {
+            return None;
         }
+        self.steps = 0;
+        Some(self.offer())
     }
 
-    fn offer(&mut self) {
+    fn offer(&mut self) -> Instant {
         let before = Instant::now();
         if self.not_before.is_some_and(|t| before < t) {
-            return;
+            return before;
         }
         std::thread::yield_now();
-        self.learn(before, Instant::now());
+        let after = Instant::now();
+        self.learn(before, after);
+        after
     }
 
     fn learn(&mut self, before: Instant, after: Instant) {

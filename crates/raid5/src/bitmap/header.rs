@@ -221,7 +221,10 @@ impl BitmapHeader {
         if self.is_private() {
             number.copy_from_slice(&self.reserved[WRITES]);
         }
-        u64::from_le_bytes(number)
+        // No map is written so often.
+        Some(u64::from_le_bytes(number))
+            .filter(|number| number >> 56 == 0)
+            .unwrap_or(0)
     }
 
     /// Sets the number of the last write, if it is a private map's.
