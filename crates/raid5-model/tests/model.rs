@@ -1,9 +1,11 @@
 //! The search of the bounds for each run, planted bugs, and traces.
 
 use pvblk_raid5_model::{
-    Bound, Broken, Bug, Found, Model, Property, Step, bound, replay, search, shape, some,
+    Bound, Broken, Bug, Model, Property, Step, bound, replay, search, shape, some,
 };
-use std::time::Instant;
+use support::{all_hold, are_found, is_found_only_where_it_is, page_states};
+
+mod support;
 
 fn planted(bug: Bug) -> Model {
     Model {
@@ -14,35 +16,18 @@ fn planted(bug: Bug) -> Model {
 
 #[test]
 fn all_properties_hold() {
-    let begin = Instant::now();
-    let mut sum = Found::default();
-    for bound in some() {
-        match search(&Model { bound, bug: None }) {
-            Ok(found) => {
-                println!("{bound}: {found}");
-                sum.add(&found);
-            }
-            Err(trace) => panic!("{trace}"),
-        }
-    }
-    println!("{sum}; {:?}", begin.elapsed());
-    // A search that takes no step finds nothing wrong. These two exist for planted bugs only.
-    assert_eq!(sum.never::<Step>(), ["parked"]);
+    // That step exists for a planted bug only.
+    let models = some().into_iter().map(|bound| Model { bound, bug: None });
+    all_hold(models, &["parked"]);
 }
 
 #[test]
 fn planted_bugs_are_found() {
-    let mut wrong = Vec::new();
-    for &bug in Bug::ALL {
-        match search(&planted(bug)) {
-            Err(trace) if trace.broken.property == bug.breaks() => {
-                print!("{}: {trace}", bug.name());
-            }
-            Err(trace) => wrong.push(format!("{}: {trace}", bug.name())),
-            Ok(found) => wrong.push(format!("{} is not found: {found}", bug.name())),
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    are_found(
+        Bug::ALL
+            .iter()
+            .map(|bug| (planted(*bug), bug.name(), bug.breaks())),
+    );
 }
 
 #[test]
@@ -56,43 +41,22 @@ fn every_property_has_a_bug_that_breaks_it() {
 
 #[test]
 fn a_bug_is_not_found_where_it_is_not() {
-    // The traces of planted bugs, on the model without the bug: no step of them breaks a property.
     for &bug in Bug::ALL {
-        let Err(trace) = search(&planted(bug)) else {
-            panic!("{} is not found", bug.name());
-        };
         let clean = Model {
             bound: bug.bound(),
             bug: None,
         };
-        if let Err(refused) = replay(&clean, &trace.steps) {
-            assert_eq!(refused.broken, None, "{}", bug.name());
-        }
-        let planted = Model {
-            bug: Some(bug),
-            ..clean
-        };
-        match replay(&planted, &trace.steps) {
-            Err(refused) => assert_eq!(refused.broken.as_ref(), Some(&trace.broken)),
-            // Only the state after it shows that somebody waits for ever.
-            Ok(state) => assert_eq!(planted.check_rest(&state), Err(trace.broken)),
-        }
+        is_found_only_where_it_is(&planted(bug), &clean, bug.name());
     }
 }
 
 #[test]
 fn the_page_states_every_property() {
-    let page = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../docs/decisions/0048-stripes-own-themselves.md"
+    page_states(
+        "0048-stripes-own-themselves.md",
+        Property::OF_WRITES,
+        Bug::ALL.len(),
     );
-    let page = std::fs::read_to_string(page).expect("the page is readable");
-    for property in Property::OF_WRITES {
-        let row = format!("| `{}` | {} |", property.name(), property.about());
-        assert!(page.contains(&row), "the page lacks {row}");
-    }
-    let bugs = format!("Each of {} planted bugs", Bug::ALL.len());
-    assert!(page.contains(&bugs), "the page lacks {bugs:?}");
 }
 
 fn steps(text: &str) -> Vec<Step> {

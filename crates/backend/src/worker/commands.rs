@@ -116,7 +116,7 @@ pub enum Command {
     Attach(Arc<LaneHome>, Box<Lane>, End),
     /// A lane that another worker had.
     Arrive(Arc<LaneHome>, Box<Lane>, End),
-    /// See [`LaneHome::reach`].
+    /// Makes a lane pull from its source or stop, as [`LaneHome::reach`].
     Reach(Arc<LaneHome>, bool),
     /// Comes from a thread that was replaced while it was in a call: the lane, or `None` if the lane was
     /// dropped there, or panicked.

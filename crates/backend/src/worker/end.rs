@@ -7,8 +7,7 @@ use pvblk_block::{Error, ErrorKind};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// The callback for a lane's end. If a bug drops it before the end was reported, the drop reports the bug to the
-/// callback.
+/// The callback for a lane's end. If a bug drops it before the end was reported, the drop reports the bug.
 pub struct End {
     on_end: Option<OnEnd>,
     home: Arc<LaneHome>,

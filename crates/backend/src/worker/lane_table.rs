@@ -90,7 +90,7 @@ impl LaneEntry {
     }
 
     /// Takes the lane's descriptors out of the poller.
-    pub fn leave(&mut self, poller: &Poller) {
+    fn leave(&mut self, poller: &Poller) {
         let Some(lane) = &self.lane else {
             return;
         };
@@ -246,16 +246,24 @@ impl LaneTable {
         let lanes = lanes.filter_map(|(index, entry)| Some((index, entry.as_ref()?)));
         let lanes = lanes.map(|(index, entry)| (index, &entry.weight, may_move(entry)));
         let index = choose(lanes, wish.most)?;
-        let mut entry = self.entries[index].take()?;
-        entry.leave(&self.poller);
-        if let Some(at) = entry.deadline.take() {
-            self.deadlines.remove(&(at, index));
-        }
+        self.disconnect(index);
+        let entry = self.entries[index].take()?;
         if let Some(at) = self.active.iter().position(|active| *active == index) {
             self.active.remove(at);
             self.fresh -= usize::from(at < self.fresh);
         }
         Some((entry.home, entry.lane?, entry.end?))
+    }
+
+    /// Takes a lane's descriptors and its deadline out: it leaves this worker.
+    pub fn disconnect(&mut self, index: usize) {
+        let Some(Some(entry)) = self.entries.get_mut(index) else {
+            return;
+        };
+        entry.leave(&self.poller);
+        if let Some(at) = entry.deadline.take() {
+            self.deadlines.remove(&(at, index));
+        }
     }
 
     /// Lets lanes' older work count less, now and then.

@@ -155,7 +155,7 @@ impl Balance {
                 let from = in_turn.clone().find(can_give)?;
                 let to = in_turn.min_by_key(|at| (load(*at), workers[*at].lanes))?;
                 let (giver, receiver) = (load(from), load(to));
-                let time = (giver - receiver.min(giver)).saturating_sub(GAIN);
+                let time = giver.saturating_sub(receiver + GAIN);
                 (receiver <= FREE).then(|| Gift {
                     from,
                     to,

@@ -330,6 +330,16 @@ impl WorkerThread<'_> {
         };
         let what = format!("{}: waiting for it", lane.describe());
         let why = SourceEnd::Broken(pvblk_block::Error::os(what, e));
+        self.finish_outside(lane, end, why)
+    }
+
+    /// Ends a lane that isn't in the table.
+    fn finish_outside(
+        &mut self,
+        lane: Box<Lane>,
+        end: End,
+        why: SourceEnd,
+    ) -> Result<(), Replaced> {
         let ((), kept) = self.lanes.away(|| finish(Some(lane), Some(end), why));
         if kept { Ok(()) } else { Err(Replaced) }
     }
@@ -369,10 +379,7 @@ impl WorkerThread<'_> {
             return Ok(());
         };
         // The back end is about to end.
-        let ((), kept) = self
-            .lanes
-            .away(|| finish(Some(lane), Some(end), SourceEnd::Closed));
-        if kept { Ok(()) } else { Err(Replaced) }
+        self.finish_outside(lane, end, SourceEnd::Closed)
     }
 
     /// Steps each active lane once whose disk has a share of this round left, those that woke up first; fewer if they have done so much that the
@@ -469,11 +476,9 @@ impl WorkerThread<'_> {
             }
             return Ok(()); // a thread that was replaced has it
         }
-        entry.leave(&lanes.poller);
-        if let Some(at) = entry.deadline.take() {
-            lanes.deadlines.remove(&(at, index));
-        }
-        let (id, lane, told) = (entry.home.id(), entry.lane.take(), entry.end.take());
+        let (id, told) = (entry.home.id(), entry.end.take());
+        lanes.disconnect(index);
+        let lane = lanes.entry(index).and_then(|entry| entry.lane.take());
         let ((), kept) = self.lanes.away(|| finish(lane, told, end));
         if !kept {
             self.worker.commands.send(Command::Back(id, None));

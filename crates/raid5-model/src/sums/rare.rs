@@ -177,8 +177,7 @@ impl Model {
         };
     }
 
-    /// Chunks that a start finds marked, as a mask: by the map that was written last. No device tells that yet, and the code does as with a planted bug:
-    /// docs/decisions/0052-checksums.md.
+    /// Chunks that a start finds marked, as a mask: by the map that was written last, as its number tells.
     fn found_marks(&self, s: &State) -> u8 {
         match self.bug {
             Some(Bug::MapOfFirst) => s.bits[0],

@@ -482,51 +482,53 @@ fn write_and_flush(server: &mut Server, block: usize) {
     assert_eq!(server.ask(flush).status, Status::Ok);
 }
 
-/// Its map says that a chunk is clean, which others' maps and its sums contradict: no block of a working member may be "repaired".
-#[test]
-fn a_member_that_lost_its_map_takes_no_write_of_others_back() {
+/// Runs a test with each policy and each member that loses writes, of an array that has come to rest.
+fn with_each_lossy(test: impl Fn(&mut Server, usize, &str)) {
     for policy in POLICIES {
         for lossy in 0..4 {
             let mut server = Server::new(4, policy, 21);
             server.write_all();
             server.pass(Duration::from_secs(20));
-            let before = image(&server, lossy);
-            let stripe = stripe_with_parity_on(&server, lossy);
-            let member = (lossy + 1) % 4;
-            let block = server.block_at(member, stripe).expect("data");
-            write_and_flush(&mut server, block);
-            server.end(false);
-            lose_writes(&mut server, lossy, &before);
-            server.start();
-            server.settle();
-            let text = format!("{policy:?}, member {lossy}");
-            assert_eq!(server.read(block, 1), Some(true), "{text}");
-            assert_eq!(server.errors()[member], 0, "{text}");
+            test(&mut server, lossy, &format!("{policy:?}, member {lossy}"));
         }
     }
+}
+
+/// Power is cut, and the next server finds a member as it was before.
+fn restart_with_lost(server: &mut Server, lossy: usize, before: &[Block]) {
+    server.end(false);
+    lose_writes(server, lossy, before);
+    server.start();
+    server.settle();
+}
+
+/// Its map says that a chunk is clean, which others' maps and its sums contradict: no block of a working member may be "repaired".
+#[test]
+fn a_member_that_lost_its_map_takes_no_write_of_others_back() {
+    with_each_lossy(|server, lossy, text| {
+        let before = image(server, lossy);
+        let stripe = stripe_with_parity_on(server, lossy);
+        let member = (lossy + 1) % 4;
+        let block = server.block_at(member, stripe).expect("data");
+        write_and_flush(server, block);
+        restart_with_lost(server, lossy, &before);
+        assert_eq!(server.read(block, 1), Some(true), "{text}");
+        assert_eq!(server.errors()[member], 0, "{text}");
+    });
 }
 
 /// Its map says that a chunk is marked, which it isn't any more: its sums tell what it has lost.
 #[test]
 fn a_member_that_lost_writes_and_its_map_is_made_right() {
-    for policy in POLICIES {
-        for lossy in 0..4 {
-            let mut server = Server::new(4, policy, 21);
-            server.write_all();
-            server.pass(Duration::from_secs(20));
-            let stripe = stripe_with_parity_on(&server, (lossy + 1) % 4);
-            let block = server.block_at(lossy, stripe).expect("data");
-            server.write(block, 1);
-            let before = image(&server, lossy);
-            write_and_flush(&mut server, block);
-            server.pass(Duration::from_secs(60));
-            server.end(false);
-            lose_writes(&mut server, lossy, &before);
-            server.start();
-            server.settle();
-            let text = format!("{policy:?}, member {lossy}");
-            assert_eq!(server.read(block, 1), Some(true), "{text}");
-            assert!(server.errors()[lossy] > 0, "{text}");
-        }
-    }
+    with_each_lossy(|server, lossy, text| {
+        let stripe = stripe_with_parity_on(server, (lossy + 1) % 4);
+        let block = server.block_at(lossy, stripe).expect("data");
+        server.write(block, 1);
+        let before = image(server, lossy);
+        write_and_flush(server, block);
+        server.pass(Duration::from_secs(60));
+        restart_with_lost(server, lossy, &before);
+        assert_eq!(server.read(block, 1), Some(true), "{text}");
+        assert!(server.errors()[lossy] > 0, "{text}");
+    });
 }
