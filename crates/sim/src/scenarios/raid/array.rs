@@ -296,12 +296,20 @@ impl Array {
         busy
     }
 
-    /// A disk has a place from now on. The old one is retired, if it hasn't come back in another place.
+    /// True if the array that serves has the disk as a spare.
+    fn is_spare(&self, disk: usize) -> bool {
+        let name = disk.to_string();
+        let members = self.process.iter().flat_map(|p| p.array.state().members);
+        let mut spares = members.filter(|m| m.place.is_none());
+        spares.any(|m| m.name == name)
+    }
+
+    /// A disk has a place from now on. The old one is retired, if it isn't in another place, nor a spare that may take one.
     pub fn take_place(&mut self, place: usize, disk: usize) {
         self.w.log.count("rebuilt", 1);
         let old = std::mem::replace(&mut self.by_role[place], disk);
         self.retired.retain(|d| *d != disk);
-        if !self.by_role.contains(&old) {
+        if !self.by_role.contains(&old) && !self.is_spare(old) {
             self.retired.push(old);
         }
         if self.victim == Some(old) {
