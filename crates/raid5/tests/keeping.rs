@@ -554,3 +554,34 @@ fn the_write_path_changes_while_requests_wait() {
     assert!(world.holds(1));
     assert_eq!(world.check(SyncAction::Check), 0);
 }
+
+/// Sequential writes of some sectors each, with buffers that stay as they are or may change; blocks that are written, and that the array moves for
+/// them.
+fn moves(sectors: u64, flags: RequestFlags) -> (u64, u64) {
+    let mut world = TestArray::new(Consistency::Resync);
+    world.array.set_write_path(WritePath::Direct);
+    let before = world.array.counts();
+    for row in 0..20 {
+        let buffer = Buffer::anonymous((sectors * 512) as usize).unwrap();
+        let mut request = Request::with_buffers(Op::Write, row * 48, vec![buffer], 0);
+        request.flags = flags;
+        assert_eq!(world.run(request).status, Status::Ok);
+    }
+    let after = world.array.counts();
+    let blocks = |bytes: u64| bytes / 4096 / 20;
+    let written = after.written_bytes - before.written_bytes;
+    (
+        blocks(written),
+        blocks(after.moved_bytes - before.moved_bytes),
+    )
+}
+
+#[test]
+fn bytes_that_are_moved_are_counted() {
+    let none = RequestFlags::empty();
+    // A copy, and a XOR of three blocks.
+    assert_eq!(moves(8, none), (1, 2 + 4));
+    // Two stripes of three blocks, copied and summed.
+    assert_eq!(moves(48, none), (6, 2 * (6 + 4)));
+    assert_eq!(moves(48, RequestFlags::STABLE_BUFFERS), (6, 2 * 4));
+}

@@ -28,6 +28,8 @@ pub struct SampleCost {
     pub rate: f64,
     /// CPUs that all of the guest's processes used while it wrote.
     pub cpus: f64,
+    /// Bytes that our array has moved for each byte written, without what its members do.
+    pub moved: Option<f64>,
 }
 
 /// An answer of the guest.
@@ -179,6 +181,7 @@ impl Guest {
         Ok(ran.map(|ran| SampleCost {
             rate,
             cpus: ran / (to - from).as_nanos() as f64,
+            moved: None,
         }))
     }
 

@@ -122,6 +122,8 @@ pub struct MdSamples {
     pub rate: Vec<f64>,
     /// CPU time of each write in microseconds: of all processes of the guest, or of our thread.
     pub cpu_us: Vec<f64>,
+    /// Bytes that our array has moved for each byte written, without what its members do.
+    pub moved: Vec<f64>,
 }
 
 /// All samples of one kind and depth.
@@ -240,10 +242,14 @@ impl Pair<'_> {
             stable,
         };
         let time = Duration::from_secs_f64(load.seconds);
+        let before = self.array.moved_bytes();
         let (rates, cpus) = for_so_long(vec![(&self.array.device, job)], time, &[self.cpu])?;
+        let after = self.array.moved_bytes();
+        let moved = (after.1 - before.1) as f64 / (after.0 - before.0) as f64;
         Ok(SampleCost {
             rate: rates[0],
             cpus,
+            moved: Some(moved),
         })
     }
 }
@@ -273,6 +279,7 @@ pub fn run(options: &MdOptions, folder: &Path, progress: &dyn Fn(&str)) -> Resul
                     who,
                     rate: Vec::new(),
                     cpu_us: Vec::new(),
+                    moved: Vec::new(),
                 };
                 let samples = ROUND.map(samples).into();
                 cells.push(MdCell {
@@ -321,6 +328,7 @@ pub fn run(options: &MdOptions, folder: &Path, progress: &dyn Fn(&str)) -> Resul
                 let cost = pair.sample(to.who, &cell.kind, cell.depth, options.seconds)?;
                 to.rate.push(cost.rate);
                 to.cpu_us.push(cost.cpus * 1e6 / cost.rate);
+                to.moved.extend(cost.moved);
             }
         }
     }

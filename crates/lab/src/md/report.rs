@@ -49,6 +49,11 @@ impl MdCell {
         format!("{us:.2}")
     }
 
+    fn moved(&self, who: Who) -> String {
+        let moved = self.of(who).map_or(0.0, |s| median(&s.moved));
+        format!("{moved:.2}")
+    }
+
     fn target(&self) -> Option<f64> {
         match (self.kind.block, self.kind.random, self.depth) {
             (4096, true, depth) if depth == RANDOM.0 => Some(RANDOM.1),
@@ -93,6 +98,14 @@ impl MdResult {
             "md / direct",
             "md / queue",
         ]);
+        let mut moved = table(&[
+            "writes",
+            "in flight",
+            "direct",
+            "queue",
+            "direct, no copy",
+            "queue, no copy",
+        ]);
         for c in &self.cells {
             let names = [c.kind.name.to_owned(), c.depth.to_string()];
             let thousands = format!("{:.1}", median(c.rates(Who::Md)) / 1e3);
@@ -119,6 +132,8 @@ impl MdResult {
             ];
             let ratios = [Who::Direct, Who::Queue].map(|w| c.cpu_ratio(w, Who::Md));
             cpu.add_row(names.iter().chain(&all.map(|w| c.cpu(w))).chain(&ratios));
+            let ours = [Who::Direct, Who::Queue, Who::DirectStable, Who::QueueStable];
+            moved.add_row(names.iter().chain(&ours.map(|w| c.moved(w))));
         }
         let guest: Vec<&str> = self.guest.lines().collect();
         format!(
@@ -126,7 +141,8 @@ impl MdResult {
              md in user-mode Linux: {}. fio {}\nSectors with wrong parity by md's check afterwards: {}\n\n\
              MB/s, with copies; ratios of pairs, median and 95 % interval\n{rates}\n\n\
              MB/s, without copies: md's skip_copy, our stable buffers\n{plain}\n\n\
-             CPU of each write, microseconds\n{cpu}",
+             CPU of each write, microseconds\n{cpu}\n\n\
+             Bytes that our array moves for each byte written, without what its members do\n{moved}",
             self.span,
             self.cpu,
             self.stripes[0],

@@ -259,6 +259,12 @@ impl Array {
         self.reads.in_flight.load(Relaxed) > 0
     }
 
+    /// Bytes of writes so far, and those that the array has moved for them.
+    pub fn moved_bytes(&self) -> (u64, u64) {
+        let counts = self.raid.counts();
+        (counts.written_bytes, counts.moved_bytes)
+    }
+
     fn sum(&self) -> Counted4k {
         let counts = self.raid.counts();
         Counted4k {

@@ -190,6 +190,8 @@ pub struct Tallies {
     rounds: AtomicU64,
     whole: AtomicU64,
     prereads: AtomicU64,
+    written_bytes: AtomicU64,
+    moved_bytes: AtomicU64,
 }
 
 fn add(to: &AtomicU64, count: u64) {
@@ -213,11 +215,19 @@ impl Tallies {
         add(&self.whole, whole.into());
     }
 
+    /// The calculation of a batch of writes is done.
+    pub(super) fn note_calculation(&self, written_bytes: usize, moved_bytes: usize) {
+        add(&self.written_bytes, written_bytes as u64);
+        add(&self.moved_bytes, moved_bytes as u64);
+    }
+
     fn counts(&self) -> Counts {
         Counts {
             rounds: self.rounds.load(Ordering::Relaxed),
             whole: self.whole.load(Ordering::Relaxed),
             prereads: self.prereads.load(Ordering::Relaxed),
+            written_bytes: self.written_bytes.load(Ordering::Relaxed),
+            moved_bytes: self.moved_bytes.load(Ordering::Relaxed),
         }
     }
 }

@@ -175,6 +175,10 @@ pub struct Counts {
     pub whole: u64,
     /// Blocks of 4 KiB that were read for them.
     pub prereads: u64,
+    /// Bytes of writes.
+    pub written_bytes: u64,
+    /// Bytes that copies and calculations for them have loaded or stored, without what members do.
+    pub moved_bytes: u64,
 }
 
 impl std::ops::Add for Counts {
@@ -185,6 +189,8 @@ impl std::ops::Add for Counts {
             rounds: self.rounds + other.rounds,
             whole: self.whole + other.whole,
             prereads: self.prereads + other.prereads,
+            written_bytes: self.written_bytes + other.written_bytes,
+            moved_bytes: self.moved_bytes + other.moved_bytes,
         }
     }
 }

@@ -55,6 +55,37 @@ impl Work {
         }
     }
 
+    /// Bytes of its pieces.
+    pub(super) fn written_bytes(&self) -> usize {
+        self.pieces.iter().map(|batch| batch.piece.len()).sum()
+    }
+
+    /// Bytes that a batch of writes has loaded or stored, sums apart. A copy loads and stores each byte, and a XOR loads all its sources.
+    pub(super) fn moved_bytes(&self) -> usize {
+        let Calculation {
+            all,
+            touched,
+            mode,
+            compute,
+            borrows,
+            ..
+        } = self.calculation;
+        let xor = |sources: u32| (sources as usize + 1) * STRIPE_BYTES;
+        let members = all.count_ones();
+        let computed = compute.map_or(0, |_| xor(members - 1));
+        let copied = if borrows { 0 } else { 2 * self.written_bytes() };
+        let changed = touched.count_ones() + 1;
+        let summed = match (mode, &self.partial) {
+            (Mode::Modify | Mode::Reconstruct, Some(_)) => {
+                xor(self.calculation.unchanged().count_ones()) + xor(changed)
+            }
+            (Mode::Modify, None) => xor(changed) + xor(changed),
+            (Mode::Reconstruct, None) => xor(members - 1),
+            _ => 0,
+        };
+        computed + copied + summed
+    }
+
     /// Copies each piece between its request and its page.
     fn copy(&self, copy: impl Fn(&HeadPages, usize, usize, &Request, usize, usize)) {
         for BatchPiece {

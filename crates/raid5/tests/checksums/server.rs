@@ -244,7 +244,12 @@ impl Server {
     }
 
     pub fn check(&mut self) -> u64 {
-        self.array().sync(Some(SyncAction::Check)).unwrap();
+        self.sync(SyncAction::Check)
+    }
+
+    /// Sectors of members whose parity was wrong.
+    pub fn sync(&mut self, action: SyncAction) -> u64 {
+        self.array().sync(Some(action)).unwrap();
         self.settle();
         let state = self.array().state();
         assert_eq!(state.trouble, None);
