@@ -37,7 +37,7 @@ impl Default for BackendOptions {
     fn default() -> BackendOptions {
         BackendOptions {
             workers: 0,
-            spin_max: Duration::from_micros(50),
+            spin_max: Duration::from_micros(100),
             pin: Vec::new(),
         }
     }

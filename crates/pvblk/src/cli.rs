@@ -203,7 +203,7 @@ pub struct ServeArgs {
     /// Most pages of one ring: 1, 2, 4, 8 or 16 [default: 16]
     #[arg(long, value_name = "N")]
     pub max_ring_pages: Option<u32>,
-    /// Longest time to poll an idle queue before sleeping on it, microseconds; 0: never poll [default: 50]
+    /// Longest time to poll an idle queue before sleeping on it, microseconds; 0: never poll [default: 100]
     #[arg(long, value_name = "MICROSECONDS")]
     pub spin_us: Option<u64>,
     /// Let NBD listen on addresses that other machines reach. NBD has no passwords: anybody who reaches it reads and writes the disks
@@ -277,7 +277,7 @@ pub struct AttachArgs {
     #[arg(long, value_name = "N")]
     pub workers: Option<usize>,
     /// Longest time to poll an idle queue before sleeping on it, microseconds; 0: never poll
-    #[arg(long, value_name = "MICROSECONDS", default_value_t = 50)]
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 100)]
     pub spin_us: u64,
     /// When the server goes away, requests wait this many seconds for it to come back, and are replayed; 0: they fail
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]

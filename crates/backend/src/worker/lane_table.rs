@@ -4,7 +4,7 @@
 use super::commands::{Command, CommandQueue, LaneHome, LaneId, Wish};
 use super::end::End;
 use super::load::{BusyTime, WEIGH_EVERY, Weight, choose};
-use super::pace::{YieldPolicy, next_spin};
+use super::pace::{SpinWindow, YieldPolicy};
 use super::shares::Shares;
 use super::watchdog::WatchdogSignal;
 use crate::lane::Lane;
@@ -51,7 +51,7 @@ pub struct LaneEntry {
     /// The lane was awake since it gave memory back.
     pub used: bool,
     pub deadline: Option<Instant>,
-    pub spin: Duration,
+    spin: SpinWindow,
     pub device_fd_added: bool,
     /// The poller's interest in the source: reading and writing.
     pub interest: (bool, bool),
@@ -63,6 +63,26 @@ pub struct LaneEntry {
 const NOTHING: (bool, bool) = (false, false);
 
 impl LaneEntry {
+    /// The longest time for which the lane may be polled. A look at a socket is a system call, so it is less then.
+    fn longest_spin(&self, max: Duration) -> Duration {
+        let by_syscall = self.lane.as_ref().is_some_and(|l| l.polls_by_syscall());
+        if by_syscall { max * 2 / 5 } else { max }
+    }
+
+    /// The time for which the lane is polled before it sleeps.
+    pub fn spin(&self, max: Duration) -> Duration {
+        self.spin.get(self.longest_spin(max))
+    }
+
+    /// The lane may have work at `now`, after it had none.
+    pub fn end_idle(&mut self, now: Instant, max: Duration) {
+        if let Some(since) = self.idle_since.take() {
+            let longest = self.longest_spin(max);
+            self.spin
+                .learn(now.saturating_duration_since(since), longest);
+        }
+    }
+
     /// Makes the poller wait for the events that the lane wants of its source. A source without such events
     /// is taken out: a descriptor whose peer hung up is reported for ever, whatever is waited for.
     fn set_interest(&mut self, poller: &Poller, index: usize) -> std::io::Result<()> {
@@ -224,7 +244,7 @@ impl LaneTable {
             slept_at: Instant::now(),
             used: true,
             deadline: None,
-            spin: self.spin_max / 2,
+            spin: SpinWindow::default(),
             device_fd_added: false,
             interest: (true, false),
             weight: Weight::default(),
@@ -344,23 +364,12 @@ impl LaneTable {
         if let Some(at) = entry.deadline.take() {
             self.deadlines.remove(&(at, index));
         }
-        let Some(lane) = entry.lane.as_ref().filter(|_| entry.asleep) else {
+        if entry.lane.is_none() || !entry.asleep {
             return;
-        };
-        // A look at a socket is a system call, so the lane polls it for less time.
-        let max = if lane.polls_by_syscall() {
-            self.spin_max * 2 / 5
-        } else {
-            self.spin_max
-        };
+        }
         entry.asleep = false;
         entry.used = true;
-        entry.idle_since = None;
-        entry.spin = next_spin(
-            entry.spin.min(max),
-            self.now.duration_since(entry.slept_at),
-            max,
-        );
+        entry.end_idle(self.now, self.spin_max);
         let disk = Arc::as_ptr(&entry.stall);
         let first = self.active.first().and_then(|&i| self.entries[i].as_ref());
         if first.is_some_and(|other| Arc::as_ptr(&other.stall) != disk) {

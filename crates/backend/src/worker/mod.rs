@@ -435,8 +435,9 @@ impl WorkerThread<'_> {
             work += stepped.work;
             cost += stepped.cost;
             if stepped.moved || (stepped.work >= TURN_SECTORS && stepped.end.is_none()) {
+                let (now, longest) = (self.lanes.now, self.lanes.spin_max);
                 if let Some(entry) = self.lanes.entry(index) {
-                    entry.idle_since = None;
+                    entry.end_idle(now, longest);
                     entry.weight.add(stepped.cost);
                 }
                 moved = true;
@@ -494,11 +495,12 @@ impl WorkerThread<'_> {
     fn try_sleep(&mut self, index: usize) -> Result<bool, Replaced> {
         let now = Instant::now();
         self.lanes.now = now;
+        let longest = self.lanes.spin_max;
         let Some(entry) = self.lanes.entry(index) else {
             return Ok(true);
         };
         let since = *entry.idle_since.get_or_insert(now);
-        if now.duration_since(since) < entry.spin {
+        if now.duration_since(since) < entry.spin(longest) {
             if let Some(lane) = &mut entry.lane
                 && lane.polls_by_syscall()
             {

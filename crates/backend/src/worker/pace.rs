@@ -2,18 +2,53 @@
 
 use std::time::{Duration, Instant};
 
-/// The spin window with which growth from zero begins.
-const SPIN_START: Duration = Duration::from_micros(4);
+/// A sleep that polling has saved is worth as much CPU: the worker would have been woken, and the peer would have waited for that.
+const SAVED: Duration = Duration::from_micros(25);
+/// The windows that are compared, as parts of the longest.
+const PARTS: [u32; 2] = [4, 1];
 
-/// The spin window after a sleep of `slept`.
-pub fn next_spin(spin: Duration, slept: Duration, max: Duration) -> Duration {
-    if slept <= max {
-        (spin * 2).clamp(SPIN_START, max.max(SPIN_START)).min(max)
-    } else if spin <= SPIN_START {
-        Duration::ZERO
-    } else {
-        spin / 2
+/// The time for which a lane that found no work is polled before it sleeps. Each idle time tells of two windows, the longest one and a quarter of
+/// it, if they would have lasted until there was work, which saves a sleep, or would have been in vain. The one that has brought more in the last
+/// idle times is taken, or none if both cost more than they bring.
+#[derive(Debug)]
+pub struct SpinWindow {
+    /// Nanoseconds that each window brings for an idle time, averaged over some eight.
+    brings: [i64; PARTS.len()],
+}
+
+impl Default for SpinWindow {
+    fn default() -> SpinWindow {
+        SpinWindow { brings: [1, 0] }
     }
+}
+
+impl SpinWindow {
+    /// The window, if `max` is the longest.
+    pub fn get(&self, max: Duration) -> Duration {
+        let mut best = (0, Duration::ZERO);
+        for (brings, part) in self.brings.into_iter().zip(PARTS) {
+            if brings > best.0 {
+                best = (brings, max / part);
+            }
+        }
+        best.1
+    }
+
+    /// The lane had no work for this time.
+    pub fn learn(&mut self, idle: Duration, max: Duration) {
+        for (brings, part) in self.brings.iter_mut().zip(PARTS) {
+            let window = max / part;
+            let brought = match idle <= window {
+                true => nanos(SAVED),
+                false => -nanos(window),
+            };
+            *brings += (brought - *brings) / 8;
+        }
+    }
+}
+
+fn nanos(time: Duration) -> i64 {
+    i64::try_from(time.as_nanos()).unwrap_or(i64::MAX / 16)
 }
 
 /// Yields the CPU while polling: the peer that a lane waits for may need this very CPU. Where nobody takes it, yields are made
@@ -91,23 +126,39 @@ impl YieldPolicy {
 mod tests {
     use super::*;
 
+    const MAX: Duration = Duration::from_micros(100);
+
+    /// The window after idle times of so many microseconds, again and again.
+    fn after(times: &[u64]) -> u128 {
+        let mut window = SpinWindow::default();
+        for time in times.iter().cycle().take(60 * times.len()) {
+            window.learn(Duration::from_micros(*time), MAX);
+        }
+        window.get(MAX).as_micros()
+    }
+
     #[test]
-    fn the_spin_window_follows_the_load_and_stays_in_bounds() {
-        let max = Duration::from_micros(50);
-        let mut spin = Duration::ZERO;
-        for _ in 0..10 {
-            spin = next_spin(spin, Duration::from_micros(10), max);
-            assert!(spin <= max);
+    fn the_spin_window_follows_the_idle_times() {
+        assert_eq!(SpinWindow::default().get(MAX), MAX / 4);
+        assert_eq!(after(&[3]), 25);
+        assert_eq!(after(&[30]), 100);
+        assert_eq!(after(&[99]), 100);
+        assert_eq!(after(&[120]), 0);
+        assert_eq!(after(&[1_000_000]), 0);
+        // A long one now and then isn't the load.
+        assert_eq!(after(&[30, 30, 30, 30, 30, 30, 30, 30, 30, 5000]), 100);
+        // Short waits for a device, and long ones for the next request.
+        assert_eq!(after(&[80, 900]), 0);
+        assert_eq!(after(&[10, 10, 10, 900]), 25);
+    }
+
+    #[test]
+    fn without_a_longest_window_nothing_is_polled() {
+        let mut window = SpinWindow::default();
+        for _ in 0..100 {
+            window.learn(Duration::ZERO, Duration::ZERO);
+            assert_eq!(window.get(Duration::ZERO), Duration::ZERO);
         }
-        assert_eq!(spin, max);
-        for _ in 0..10 {
-            spin = next_spin(spin, Duration::from_millis(10), max);
-        }
-        assert_eq!(spin, Duration::ZERO);
-        assert_eq!(
-            next_spin(spin, Duration::ZERO, Duration::ZERO),
-            Duration::ZERO
-        );
     }
 
     #[test]

@@ -121,7 +121,7 @@ impl ServeConfig {
             max_queues: max_queues(args, &file, workers)?,
             max_guest_unallocated: guest_unallocated(args, &file)?,
             max_ring: ring_size("--max-ring-pages", pages)?,
-            spin_max: spin(args.spin_us.or(file.spin_us).unwrap_or(50))?,
+            spin_max: spin(args.spin_us.or(file.spin_us).unwrap_or(100))?,
             allow_remote: args.allow_remote || file.allow_remote,
             control,
             web: WebConfig::of_server(&args.web, &file)?,
