@@ -189,6 +189,7 @@ fn run_vhost(args: &VhostArgs) -> Result<()> {
         queues: args.queues.clone(),
         runs: args.runs,
         seconds: args.seconds,
+        spdk: args.spdk.clone(),
     };
     let scratch = Scratch::new()?;
     let result = vhost::run(&options, &scratch.0, &progress)?;

@@ -1,9 +1,12 @@
-//! `pvblk-lab vhost`: our vhost-user-blk server against qemu-storage-daemon, same client, 4 KiB random reads.
+//! `pvblk-lab vhost`: our vhost-user-blk server against qemu-storage-daemon, and SPDK's where the user has built it: same client, 4 KiB random
+//! reads.
 //!
 //! Client and server have a CPU each. All servers run from the start to the end and sleep while another is
-//! measured; samples are interleaved server by server, and our null disk is measured twice in each round: its
-//! ratio to itself is the A/A control. Both null disks fill buffers with zeros. Every buffer that comes back
-//! is checked in its first and last word, and spoilt before it is used again.
+//! measured; SPDK's, which doesn't sleep, is stopped then. Samples are interleaved server by server, and our null disk is measured twice in
+//! each round: its ratio to itself is the A/A control. Every buffer that comes back
+//! is checked in its first and last word, and spoilt before it is used again, except where a disk doesn't touch buffers.
+
+mod peers;
 
 use crate::child::{self, Server};
 use crate::driver::{Driver, DriverLoad};
@@ -11,11 +14,11 @@ use crate::machine::Machine;
 use crate::threads::joined;
 use crate::verdict::{self, Check};
 use anyhow::{Context, Result, bail, ensure};
+use peers::{Peer, QEMU, Spdk};
 use pvblk_block::{BlockDevice, Buffer, Op};
 use pvblk_client::vhost_user::{VhostClient, VhostClientConfig};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -23,13 +26,51 @@ use std::time::{Duration, Instant};
 const BLOCK: usize = 4096;
 /// Bytes of the disks.
 const SIZE: u64 = 256 << 20;
-/// The server that ours is compared with.
-const PEER: &str = "qemu-storage-daemon";
-/// The servers that are measured, in the order of a round. `mem` in a name tells that the disk
-/// holds data.
-const SERVERS: [&str; 4] = ["pvblk null", PEER, "pvblk mem", "pvblk null again"];
 /// Time for which a server at rest is watched.
 const REST: Duration = Duration::from_secs(5);
+
+/// Contents of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Holds {
+    /// All blocks are zeros.
+    Nothing,
+    /// Reads leave buffers as they are.
+    Untouched,
+    /// Each block has its number.
+    Data,
+}
+
+/// A disk that is measured.
+struct DiskInfo {
+    server: &'static str,
+    holds: Holds,
+    /// The SPDK disk that ours is compared with.
+    rival: Option<&'static str>,
+}
+
+const fn disk(server: &'static str, holds: Holds, rival: Option<&'static str>) -> DiskInfo {
+    DiskInfo {
+        server,
+        holds,
+        rival,
+    }
+}
+
+const NULL: &str = "pvblk null";
+const MEM: &str = "pvblk mem";
+const NULL_AGAIN: &str = "pvblk null again";
+const SPDK_NULL: &str = "SPDK null";
+const SPDK_MALLOC: &str = "SPDK malloc";
+
+/// The disks that are measured, in the order of a round; those of SPDK, which may be absent, last.
+const DISKS: [DiskInfo; 6] = [
+    disk(NULL, Holds::Nothing, Some(SPDK_NULL)),
+    disk(QEMU, Holds::Nothing, None),
+    disk(MEM, Holds::Data, Some(SPDK_MALLOC)),
+    disk(NULL_AGAIN, Holds::Nothing, None),
+    disk(SPDK_NULL, Holds::Untouched, None),
+    disk(SPDK_MALLOC, Holds::Data, None),
+];
 
 #[derive(Clone, Debug)]
 pub struct VhostOptions {
@@ -40,6 +81,8 @@ pub struct VhostOptions {
     pub runs: usize,
     /// Seconds of each sample.
     pub seconds: f64,
+    /// The folder in which SPDK was built.
+    pub spdk: Option<PathBuf>,
 }
 
 /// One server's samples of one number of queues and depth.
@@ -62,8 +105,8 @@ pub struct VhostSamples {
 #[derive(Clone, Debug, Serialize)]
 pub struct VhostResult {
     pub machine: Machine,
-    /// Version of the peer.
-    pub peer: String,
+    /// Versions of the peers.
+    pub peers: Vec<String>,
     /// One entry for each server, number of queues, and depth.
     pub samples: Vec<VhostSamples>,
     /// Percentage of a CPU that our server took at rest after all samples, with every queue
@@ -71,52 +114,24 @@ pub struct VhostResult {
     pub rest_percent: f64,
 }
 
-/// The peer's process and its socket.
-struct Peer(Child);
-
-impl Peer {
-    fn start(socket: &Path, queues: u16, cpu: usize) -> Result<Peer> {
-        let disk = format!("driver=null-co,node-name=d,size={SIZE},read-zeroes=on");
-        let export = format!(
-            "type=vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path={},writable=on,num-queues={queues},iothread=t",
-            socket.display()
-        );
-        let child = child::on_cpu(Some(cpu), PEER)
-            .args(["--object", "iothread,id=t"])
-            .args(["--blockdev", &disk, "--export", &export])
-            .stdin(Stdio::null())
-            .spawn()
-            .with_context(|| format!("starting {PEER}: is it installed?"))?;
-        let mut peer = Peer(child);
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while !socket.exists() {
-            ensure!(Instant::now() < deadline, "{PEER} did not start");
-            if let Some(status) = peer.0.try_wait()? {
-                bail!("{PEER} ended at once: {status}");
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        Ok(peer)
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Servers of one number of queues, and a client for each of them.
+/// Servers of one number of queues, and a client for each disk.
 struct VhostBed {
     ours: Server,
-    peer: Peer,
+    qemu: Peer,
+    spdk: Option<Spdk>,
+    /// In the order of [`DISKS`].
     clients: Vec<Arc<VhostClient>>,
     queues: u16,
 }
 
 impl VhostBed {
-    fn start(dir: &Path, queues: u16, deepest: u32, cpu: usize) -> Result<VhostBed> {
+    fn start(
+        dir: &Path,
+        queues: u16,
+        deepest: u32,
+        cpu: usize,
+        spdk: Option<&Path>,
+    ) -> Result<VhostBed> {
         let socket = |name: &str| dir.join(format!("{name}-{queues}"));
         let (null, mem, peer) = (socket("null"), socket("mem"), socket("peer"));
         let listen = |name: &str, path: &Path| format!("{name}=unix:{}", path.display());
@@ -132,7 +147,13 @@ impl VhostBed {
             &listen("mem", &mem),
         ];
         let ours = Server::start(&args.map(str::to_owned), Some(cpu))?;
-        let other = Peer::start(&peer, queues, cpu)?;
+        let qemu = peers::start_qemu(&peer, SIZE, queues, cpu)?;
+        let spdk = spdk.map(|program| {
+            let dir = socket("spdk");
+            std::fs::create_dir(&dir)?;
+            Spdk::start(program, &dir, SIZE, cpu)
+        });
+        let spdk = spdk.transpose()?;
         let connect = |path: &PathBuf| -> Result<Arc<VhostClient>> {
             let config = VhostClientConfig {
                 queues,
@@ -142,17 +163,29 @@ impl VhostBed {
             };
             Ok(Arc::new(VhostClient::connect(path, &config)?))
         };
-        let clients = [&null, &peer, &mem].map(connect);
-        let [null, peer, mem] = clients;
-        let null = null?;
+        let null = connect(&null)?;
+        let mut clients = vec![Arc::clone(&null), connect(&peer)?, connect(&mem)?, null];
+        if let Some(spdk) = &spdk {
+            clients.extend([connect(&spdk.null)?, connect(&spdk.malloc)?]);
+        }
         let bed = VhostBed {
-            clients: vec![Arc::clone(&null), peer?, mem?, null],
+            clients,
             ours,
-            peer: other,
+            qemu,
+            spdk,
             queues,
         };
-        bed.fill()?;
+        let disks = DISKS[..bed.clients.len()].iter().enumerate();
+        for (at, _) in disks.filter(|(_, disk)| disk.holds == Holds::Data) {
+            bed.fill(at)?;
+        }
+        bed.let_spdk_run(false)?;
         Ok(bed)
+    }
+
+    fn let_spdk_run(&self, runs: bool) -> Result<()> {
+        let mut spdk = self.spdk.iter();
+        spdk.try_for_each(|spdk| spdk.process.let_run(runs))
     }
 
     fn drivers(&self, at: usize, depth: u32) -> Result<Vec<Driver>> {
@@ -162,12 +195,8 @@ impl VhostBed {
     }
 
     /// Fills a disk with data: each block holds its number.
-    fn fill(&self) -> Result<()> {
-        let mem = SERVERS
-            .iter()
-            .position(|s| has_data(s))
-            .context("no disk has data")?;
-        let mut drivers = self.drivers(mem, 1)?;
+    fn fill(&self, at: usize) -> Result<()> {
+        let mut drivers = self.drivers(at, 1)?;
         let driver = drivers.first_mut().context("no queue")?;
         for block in 0..SIZE / BLOCK as u64 {
             driver.write_block(block, &block.to_le_bytes())?;
@@ -175,97 +204,96 @@ impl VhostBed {
         Ok(())
     }
 
-    /// CPU time that a server took so far, in microseconds.
-    fn cpu_us(&self, server: &str) -> Result<f64> {
-        let pid = match server == PEER {
-            true => self.peer.0.id(),
-            false => self.ours.pid(),
-        };
-        Ok(child::cpu_seconds(pid)? * 1e6)
+    /// The process that serves a disk.
+    fn pid(&self, at: usize) -> u32 {
+        match (DISKS[at].server, &self.spdk) {
+            (SPDK_NULL | SPDK_MALLOC, Some(spdk)) => spdk.process.pid(),
+            (QEMU, _) => self.qemu.pid(),
+            _ => self.ours.pid(),
+        }
     }
 
-    /// Takes one sample: requests a second, and the server's CPU time for each request.
+    /// Takes one sample: requests a second, and the server's CPU time for each request in microseconds.
     fn sample(
         &self,
         at: usize,
-        depth: u32,
-        polls: bool,
+        (depth, polls): (u32, bool),
         seconds: f64,
         cpu: usize,
     ) -> Result<(f64, f64)> {
-        let mut drivers = self.drivers(at, depth)?;
-        let data = has_data(SERVERS[at]);
-        let rate = reads(&mut drivers, depth, polls, 2000, data, cpu)?;
-        let count = (rate * seconds / drivers.len() as f64) as u64;
-        let before = self.cpu_us(SERVERS[at])?;
-        let rate = reads(&mut drivers, depth, polls, count.max(100), data, cpu)?;
-        let used = self.cpu_us(SERVERS[at])? - before;
-        Ok((rate, used / (count.max(100) * drivers.len() as u64) as f64))
+        let is_spdk = at >= DISKS.len() - 2;
+        if is_spdk {
+            self.let_spdk_run(true)?;
+        }
+        let (mut drivers, holds) = (self.drivers(at, depth)?, DISKS[at].holds);
+        let rate = reads(&mut drivers, (depth, polls), 2000, holds, cpu)?;
+        let count = ((rate * seconds / drivers.len() as f64) as u64).max(100);
+        let before = child::cpu_seconds(self.pid(at))?;
+        let rate = reads(&mut drivers, (depth, polls), count, holds, cpu)?;
+        let used = child::cpu_seconds(self.pid(at))? - before;
+        if is_spdk {
+            self.let_spdk_run(false)?;
+        }
+        Ok((rate, used * 1e6 / (count * drivers.len() as u64) as f64))
     }
-}
-
-fn has_data(server: &str) -> bool {
-    server.ends_with("mem")
 }
 
 /// Makes `count` random reads on each queue, with all threads on one CPU. Returns the requests a second of
 /// all threads together.
 fn reads(
     drivers: &mut [Driver],
-    depth: u32,
-    polls: bool,
+    (depth, polls): (u32, bool),
     count: u64,
-    data: bool,
+    holds: Holds,
     cpu: usize,
 ) -> Result<f64> {
     let queues = drivers.len() as u64;
     let wrong = AtomicU64::new(0);
     let start = Instant::now();
-    std::thread::scope(|scope| {
+    let read = |number: u64, driver: &mut Driver| -> Result<Instant> {
+        pvblk_sys::cpu::pin(cpu)?;
+        let mut rng = fastrand::Rng::with_seed(number);
+        let load = DriverLoad {
+            op: Op::Read,
+            block: BLOCK,
+            depth,
+            count,
+            span: SIZE,
+            sleep: !polls,
+        };
+        let check = |buffer: &Buffer, block: u64| {
+            let expected = match holds {
+                Holds::Data => Some(block.to_le_bytes()),
+                Holds::Nothing => Some([0; 8]),
+                // The client does the same work as for other disks.
+                Holds::Untouched => None,
+            };
+            for at in [0, BLOCK - 8] {
+                let mut word = [0; 8];
+                buffer.read(at, &mut word);
+                if expected.is_some_and(|expected| word != expected) {
+                    wrong.fetch_add(1, Ordering::Relaxed);
+                }
+                buffer.write(at, &[0xa5; 8]);
+            }
+        };
+        driver.run(&load, || rng.u64(..SIZE / BLOCK as u64), check)?;
+        Ok(Instant::now())
+    };
+    // The end of a thread may take as long as a sample, while a server polls on the CPU of the one that waits for it.
+    let ends = std::thread::scope(|scope| -> Result<Vec<Instant>> {
+        let read = &read;
         let threads: Vec<_> = (0u64..)
             .zip(drivers.iter_mut())
-            .map(|(number, driver)| {
-                let wrong = &wrong;
-                scope.spawn(move || -> Result<()> {
-                    pvblk_sys::cpu::pin(cpu)?;
-                    let mut rng = fastrand::Rng::with_seed(number);
-                    let load = DriverLoad {
-                        op: Op::Read,
-                        block: BLOCK,
-                        depth,
-                        count,
-                        span: SIZE,
-                        sleep: !polls,
-                    };
-                    let check = |buffer: &Buffer, block: u64| {
-                        let expected = if data { block.to_le_bytes() } else { [0; 8] };
-                        for at in [0, BLOCK - 8] {
-                            let mut word = [0; 8];
-                            buffer.read(at, &mut word);
-                            if word != expected {
-                                wrong.fetch_add(1, Ordering::Relaxed);
-                            }
-                            buffer.write(at, &[0xa5; 8]);
-                        }
-                    };
-                    driver.run(&load, || rng.u64(..SIZE / BLOCK as u64), check)?;
-                    Ok(())
-                })
-            })
+            .map(|(number, driver)| scope.spawn(move || read(number, driver)))
             .collect();
-        threads.into_iter().try_for_each(joined)
+        threads.into_iter().map(joined).collect()
     })?;
-    let elapsed = start.elapsed().as_secs_f64();
+    let last = ends.into_iter().max().context("no queue")?;
+    let elapsed = last.duration_since(start).as_secs_f64();
     let wrong = wrong.into_inner();
     ensure!(wrong == 0, "{wrong} words of what was read are wrong");
     Ok((count * queues) as f64 / elapsed)
-}
-
-fn version() -> Result<String> {
-    let out = Command::new(PEER).arg("--version").output();
-    let out = out.with_context(|| format!("running {PEER}: is it installed?"))?;
-    let text = String::from_utf8_lossy(&out.stdout).into_owned();
-    Ok(text.lines().next().unwrap_or_default().to_owned())
 }
 
 /// Runs the experiment.
@@ -275,18 +303,28 @@ pub fn run(options: &VhostOptions, dir: &Path, progress: &dyn Fn(&str)) -> Resul
         [a, b, ..] => (a, b),
         _ => bail!("client and server need a CPU each, and there is one"),
     };
-    let peer = version()?;
+    let mut peers = vec![peers::version(QEMU)?];
+    let program = options.spdk.as_deref().map(peers::spdk_program);
+    let program = program.transpose()?;
+    if let Some(program) = &program {
+        let memory = match peers::has_huge_pages(SIZE) {
+            true => "huge pages",
+            false => "pages of 4 KiB",
+        };
+        peers.push(format!("{} with {memory}", peers::version(program)?));
+    }
     let mut samples: Vec<VhostSamples> = Vec::new();
     let mut rest_percent = 0.0;
     let deepest = options.depths.iter().max().copied().unwrap_or(1);
     for &queues in &options.queues {
-        let bed = VhostBed::start(dir, queues, deepest, server)?;
+        let bed = VhostBed::start(dir, queues, deepest, server, program.as_deref())?;
+        let disks = bed.clients.len();
         let first = samples.len();
         for &depth in &options.depths {
             for polls in [false, true] {
-                for server in SERVERS {
+                for disk in &DISKS[..disks] {
                     samples.push(VhostSamples {
-                        server: server.to_owned(),
+                        server: disk.server.to_owned(),
                         queues,
                         depth,
                         polls,
@@ -303,8 +341,8 @@ pub fn run(options: &VhostOptions, dir: &Path, progress: &dyn Fn(&str)) -> Resul
                 options.runs
             ));
             for (n, s) in samples[first..].iter_mut().enumerate() {
-                let at = n % SERVERS.len();
-                let (iops, cpu_us) = bed.sample(at, s.depth, s.polls, options.seconds, client)?;
+                let way = (s.depth, s.polls);
+                let (iops, cpu_us) = bed.sample(n % disks, way, options.seconds, client)?;
                 s.iops.push(iops);
                 s.cpu_us.push(cpu_us);
             }
@@ -315,7 +353,7 @@ pub fn run(options: &VhostOptions, dir: &Path, progress: &dyn Fn(&str)) -> Resul
     }
     Ok(VhostResult {
         machine: Machine::here(),
-        peer,
+        peers,
         samples,
         rest_percent,
     })
@@ -328,13 +366,15 @@ impl VhostResult {
         all.find(|s| s.server == server && shape(s) == shape(like))
     }
 
-    /// The ratio of our null disk to a server, in words, with the control.
+    /// The SPDK disk that one of ours is compared with.
+    fn rival(&self, s: &VhostSamples) -> Option<&VhostSamples> {
+        let ours = DISKS.iter().find(|disk| disk.server == s.server)?;
+        self.of(s, ours.rival?)
+    }
+
+    /// The ratio of a disk to a server's, in words, with the control.
     fn ratio(&self, s: &VhostSamples, to: &str) -> Option<String> {
-        let (to, ours, again) = (
-            self.of(s, to)?,
-            self.of(s, SERVERS[0])?,
-            self.of(s, SERVERS[3])?,
-        );
+        let (to, ours, again) = (self.of(s, to)?, self.of(s, NULL)?, self.of(s, NULL_AGAIN)?);
         Some(verdict::ratio(&s.iops, &to.iops, (&ours.iops, &again.iops)))
     }
 
@@ -347,6 +387,7 @@ impl VhostResult {
             "k/s",
             "server CPU µs/request",
             "it / qemu-storage-daemon",
+            "it / SPDK's",
         ]);
         for s in &self.samples {
             t.add_row([
@@ -356,13 +397,20 @@ impl VhostResult {
                 s.server.clone(),
                 format!("{:.1}", crate::path::median(&s.iops) / 1e3),
                 format!("{:.2}", crate::path::median(&s.cpu_us)),
-                self.ratio(s, PEER).unwrap_or_default(),
+                self.ratio(s, QEMU).unwrap_or_default(),
+                self.rival(s)
+                    .and_then(|rival| self.ratio(s, &rival.server))
+                    .unwrap_or_default(),
             ]);
         }
         format!(
             "4 KiB random reads over vhost-user-blk, client and server on a CPU each, {} ({} CPUs), Linux {}; {}\n{t}\n\
              Our server at rest with all queues connected: {:.2} % of a CPU. n.p.: not proven beyond the control (pvblk null against itself).",
-            self.machine.cpu, self.machine.cpus, self.machine.kernel, self.peer, self.rest_percent
+            self.machine.cpu,
+            self.machine.cpus,
+            self.machine.kernel,
+            self.peers.join(", "),
+            self.rest_percent
         )
     }
 
@@ -377,7 +425,7 @@ impl VhostResult {
                 ("pvblk mem", _) => ("0.8 of the peer's null, with data in memory", 0.8),
                 _ => continue,
             };
-            let Some(peer) = self.of(s, PEER) else {
+            let Some(peer) = self.of(s, QEMU) else {
                 continue;
             };
             let ratio = verdict::median_ratio(&s.iops, &peer.iops);
@@ -385,6 +433,19 @@ impl VhostResult {
                 expected: format!("{expected} ({} queues, {} in flight)", s.queues, s.depth),
                 figure: format!("{ratio:.2}, {:.0} k/s", crate::path::median(&s.iops) / 1e3),
                 holds: ratio >= least,
+            });
+        }
+        for s in &self.samples {
+            let Some(rival) = self.rival(s) else { continue };
+            let ratio = verdict::median_ratio(&s.iops, &rival.iops);
+            let client = if s.polls { "polls" } else { "sleeps" };
+            checks.push(Check {
+                expected: format!(
+                    "{} at least as fast as {} ({} queues, {} in flight, client {client})",
+                    s.server, rival.server, s.queues, s.depth
+                ),
+                figure: format!("{ratio:.2}"),
+                holds: ratio >= 1.0,
             });
         }
         if checks.is_empty() {
