@@ -33,7 +33,7 @@ pub struct BackendOptions {
 }
 
 impl Default for BackendOptions {
-    /// One worker per CPU, polling for at most 50 µs: about what a wake-up across CPUs costs.
+    /// One worker per CPU, polling for at most 100 µs: a client that sleeps needs some 25 to 60 µs from an answer to its next request.
     fn default() -> BackendOptions {
         BackendOptions {
             workers: 0,

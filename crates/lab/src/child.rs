@@ -180,11 +180,22 @@ pub fn on_cpu(cpu: Option<usize>, program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// Waits for `time`, and returns the percentage of a CPU that the process took in it.
+/// Waits for `time`, and returns the percentage of a CPU that the threads of a process took in it which were there all the time.
 pub fn cpu_percent(pid: u32, time: Duration) -> Result<f64> {
-    let before = cpu_seconds(pid)?;
+    let now = || threads_ns(pid).context("a process that has ended");
+    let before = now()?;
     std::thread::sleep(time);
-    Ok((cpu_seconds(pid)? - before) / time.as_secs_f64() * 100.0)
+    Ok((now()? - before) / time.as_nanos() as f64 * 100.0)
+}
+
+/// CPU time that the threads of a process took so far which haven't ended, in nanoseconds. `None`: there is no such process.
+pub fn threads_ns(pid: u32) -> Option<f64> {
+    let mut sum = 0.0;
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task")).ok()? {
+        let text = std::fs::read_to_string(thread.ok()?.path().join("schedstat")).ok()?;
+        sum += text.split(' ').next()?.parse::<f64>().ok()?;
+    }
+    Some(sum)
 }
 
 /// CPU time that a process used so far, user and system, all threads, in seconds.

@@ -4,7 +4,7 @@
 use super::commands::{Command, CommandQueue, LaneHome, LaneId, Wish};
 use super::end::End;
 use super::load::{BusyTime, WEIGH_EVERY, Weight, choose};
-use super::pace::{SpinWindow, YieldPolicy};
+use super::pace::{Idle, SpinWindow, YieldPolicy};
 use super::shares::Shares;
 use super::watchdog::WatchdogSignal;
 use crate::lane::Lane;
@@ -46,7 +46,8 @@ pub struct LaneEntry {
     /// The lane is to be ended, because of a panic in the worker's own code.
     pub lost: bool,
     pub asleep: bool,
-    pub idle_since: Option<Instant>,
+    /// Time since when it has had no work, and the longest spin window then.
+    pub idle_since: Option<(Instant, Duration)>,
     pub slept_at: Instant,
     /// The lane was awake since it gave memory back.
     pub used: bool,
@@ -63,23 +64,29 @@ pub struct LaneEntry {
 const NOTHING: (bool, bool) = (false, false);
 
 impl LaneEntry {
-    /// The longest time for which the lane may be polled. A look at a socket is a system call, so it is less then.
-    fn longest_spin(&self, max: Duration) -> Duration {
-        let by_syscall = self.lane.as_ref().is_some_and(|l| l.polls_by_syscall());
-        if by_syscall { max * 2 / 5 } else { max }
+    /// The lane has found no work at `now`, or earlier. Returns true if it is polled on, for `max` at most.
+    pub fn is_polled_on(&mut self, now: Instant, max: Duration) -> bool {
+        let (since, longest) = *self.idle_since.get_or_insert_with(|| {
+            // A look at a socket is a system call, so the lane polls it for less time.
+            let by_syscall = self.lane.as_ref().is_some_and(|l| l.polls_by_syscall());
+            (now, if by_syscall { max * 2 / 5 } else { max })
+        });
+        now.duration_since(since) < self.spin.get(longest)
     }
 
-    /// The time for which the lane is polled before it sleeps.
-    pub fn spin(&self, max: Duration) -> Duration {
-        self.spin.get(self.longest_spin(max))
-    }
-
-    /// The lane may have work at `now`, after it had none.
-    pub fn end_idle(&mut self, now: Instant, max: Duration) {
-        if let Some(since) = self.idle_since.take() {
-            let longest = self.longest_spin(max);
-            self.spin
-                .learn(now.saturating_duration_since(since), longest);
+    /// The lane may have work at `now`, after it had none. `due`: only its deadline has come, so nobody has waited for the lane.
+    pub fn end_idle(&mut self, now: Instant, due: bool) {
+        let Some((since, longest)) = self.idle_since.take() else {
+            return;
+        };
+        let time = now.saturating_duration_since(since);
+        if !due || time > longest {
+            let slept = self.asleep;
+            self.spin.learn(Idle {
+                time,
+                longest,
+                slept,
+            });
         }
     }
 
@@ -357,7 +364,8 @@ impl LaneTable {
         Some(first.saturating_duration_since(self.now))
     }
 
-    pub fn wake(&mut self, index: usize) {
+    /// Makes a lane active that sleeps. `due`: its deadline has come.
+    pub fn wake(&mut self, index: usize, due: bool) {
         let Some(Some(entry)) = self.entries.get_mut(index) else {
             return;
         };
@@ -367,9 +375,9 @@ impl LaneTable {
         if entry.lane.is_none() || !entry.asleep {
             return;
         }
+        entry.end_idle(self.now, due);
         entry.asleep = false;
         entry.used = true;
-        entry.end_idle(self.now, self.spin_max);
         let disk = Arc::as_ptr(&entry.stall);
         let first = self.active.first().and_then(|&i| self.entries[i].as_ref());
         if first.is_some_and(|other| Arc::as_ptr(&other.stall) != disk) {
@@ -423,7 +431,7 @@ impl LaneTable {
                 && let Some(lane) = &mut entry.lane
             {
                 lane.poll_source();
-                self.wake(index);
+                self.wake(index, false);
             }
         }
     }

@@ -2,9 +2,8 @@
 //!
 //! A lane is *active* (stepped in turn) or *asleep* (its descriptors are in the poller, and it costs
 //! nothing). A lane that finds no work stays active for its spin window, because a wake-up across CPUs costs
-//! far more than a polled hand-off; then it arms both ends and sleeps. The window adapts between zero and the
-//! limit: it grows when sleeps turn out short, and shrinks when they are long, so that an idle disk costs no
-//! CPU.
+//! far more than a polled hand-off; then it arms both ends and sleeps. The window is the limit, a quarter of it, or none,
+//! by the lane's last idle times, so that an idle disk costs no CPU.
 //!
 //! A worker is a [`Worker`], which lasts, and a thread that has its [`LaneTable`]. While the thread is in a
 //! call of a lane, where a page fault or a hung medium can hold it up, the table can be taken over: the
@@ -358,7 +357,8 @@ impl WorkerThread<'_> {
                 }
             }
         }
-        self.lanes.wake(index);
+        self.lanes.now = Instant::now();
+        self.lanes.wake(index, false);
     }
 
     /// Gives a lane to another worker, as [`Command::Share`] says.
@@ -435,9 +435,9 @@ impl WorkerThread<'_> {
             work += stepped.work;
             cost += stepped.cost;
             if stepped.moved || (stepped.work >= TURN_SECTORS && stepped.end.is_none()) {
-                let (now, longest) = (self.lanes.now, self.lanes.spin_max);
+                let now = self.lanes.now;
                 if let Some(entry) = self.lanes.entry(index) {
-                    entry.end_idle(now, longest);
+                    entry.end_idle(now, false);
                     entry.weight.add(stepped.cost);
                 }
                 moved = true;
@@ -495,12 +495,11 @@ impl WorkerThread<'_> {
     fn try_sleep(&mut self, index: usize) -> Result<bool, Replaced> {
         let now = Instant::now();
         self.lanes.now = now;
-        let longest = self.lanes.spin_max;
+        let max = self.lanes.spin_max;
         let Some(entry) = self.lanes.entry(index) else {
             return Ok(true);
         };
-        let since = *entry.idle_since.get_or_insert(now);
-        if now.duration_since(since) < entry.spin(longest) {
+        if entry.is_polled_on(now, max) {
             if let Some(lane) = &mut entry.lane
                 && lane.polls_by_syscall()
             {
@@ -581,7 +580,7 @@ impl WorkerThread<'_> {
                 true => lane.source_woken(),
                 false => lane.device_woken(),
             })?;
-            self.lanes.wake(index);
+            self.lanes.wake(index, false);
         }
         self.lanes.events = events;
         if self.lanes.rest_at.is_some_and(|at| at <= self.lanes.now) {
@@ -591,7 +590,7 @@ impl WorkerThread<'_> {
             if at > self.lanes.now {
                 break;
             }
-            self.lanes.wake(index);
+            self.lanes.wake(index, true);
         }
         Ok(())
     }

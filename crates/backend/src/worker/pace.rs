@@ -2,47 +2,58 @@
 
 use std::time::{Duration, Instant};
 
-/// A sleep that polling has saved is worth as much CPU: the worker would have been woken, and the peer would have waited for that.
-const SAVED: Duration = Duration::from_micros(25);
+/// Time that a wake-up across CPUs takes: polling that saves one is worth as much.
+const WAKE_UP: Duration = Duration::from_micros(25);
 /// The windows that are compared, as parts of the longest.
 const PARTS: [u32; 2] = [4, 1];
 
-/// The time for which a lane that found no work is polled before it sleeps. Each idle time tells of two windows, the longest one and a quarter of
-/// it, if they would have lasted until there was work, which saves a sleep, or would have been in vain. The one that has brought more in the last
-/// idle times is taken, or none if both cost more than they bring.
+/// An idle time of a lane, which has ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Idle {
+    pub time: Duration,
+    /// The longest window when it began.
+    pub longest: Duration,
+    /// The lane slept, so the time has a wake-up in it.
+    pub slept: bool,
+}
+
+/// The time for which a lane that found no work is polled before it sleeps: the longest one, a quarter of it, or none. Each idle time that isn't
+/// longer than a window counts 25 µs for it, each longer one counts the window against it. The window that has gained most in the last idle times
+/// is taken, and none if both have lost.
 #[derive(Debug)]
 pub struct SpinWindow {
-    /// Nanoseconds that each window brings for an idle time, averaged over some eight.
-    brings: [i64; PARTS.len()],
+    /// Nanoseconds that each window gains in an idle time, averaged over some eight.
+    gains: [i64; PARTS.len()],
 }
 
 impl Default for SpinWindow {
     fn default() -> SpinWindow {
-        SpinWindow { brings: [1, 0] }
+        SpinWindow { gains: [1, 0] }
     }
 }
 
 impl SpinWindow {
-    /// The window, if `max` is the longest.
-    pub fn get(&self, max: Duration) -> Duration {
+    /// The window, if `longest` is the longest.
+    pub fn get(&self, longest: Duration) -> Duration {
         let mut best = (0, Duration::ZERO);
-        for (brings, part) in self.brings.into_iter().zip(PARTS) {
-            if brings > best.0 {
-                best = (brings, max / part);
+        for (gain, part) in self.gains.into_iter().zip(PARTS) {
+            if gain > best.0 {
+                best = (gain, longest / part);
             }
         }
         best.1
     }
 
-    /// The lane had no work for this time.
-    pub fn learn(&mut self, idle: Duration, max: Duration) {
-        for (brings, part) in self.brings.iter_mut().zip(PARTS) {
-            let window = max / part;
-            let brought = match idle <= window {
-                true => nanos(SAVED),
+    pub fn learn(&mut self, idle: Idle) {
+        let wake_up = if idle.slept { WAKE_UP } else { Duration::ZERO };
+        let time = idle.time.saturating_sub(wake_up);
+        for (gain, part) in self.gains.iter_mut().zip(PARTS) {
+            let window = idle.longest / part;
+            let gained = match time <= window {
+                true => nanos(WAKE_UP),
                 false => -nanos(window),
             };
-            *brings += (brought - *brings) / 8;
+            *gain += (gained - *gain) / 8;
         }
     }
 }
@@ -126,37 +137,57 @@ impl YieldPolicy {
 mod tests {
     use super::*;
 
-    const MAX: Duration = Duration::from_micros(100);
+    const LONGEST: Duration = Duration::from_micros(100);
 
-    /// The window after idle times of so many microseconds, again and again.
-    fn after(times: &[u64]) -> u128 {
-        let mut window = SpinWindow::default();
+    /// The window after idle times of so many microseconds, again and again. A sleep is over 40 µs late.
+    fn after(mut window: SpinWindow, times: &[u64]) -> (SpinWindow, u128) {
         for time in times.iter().cycle().take(60 * times.len()) {
-            window.learn(Duration::from_micros(*time), MAX);
+            let time = Duration::from_micros(*time);
+            let slept = time > window.get(LONGEST);
+            let late = Duration::from_micros(if slept { 40 } else { 0 });
+            window.learn(Idle {
+                time: time + late,
+                longest: LONGEST,
+                slept,
+            });
         }
-        window.get(MAX).as_micros()
+        let us = window.get(LONGEST).as_micros();
+        (window, us)
     }
 
     #[test]
     fn the_spin_window_follows_the_idle_times() {
-        assert_eq!(SpinWindow::default().get(MAX), MAX / 4);
-        assert_eq!(after(&[3]), 25);
-        assert_eq!(after(&[30]), 100);
-        assert_eq!(after(&[99]), 100);
-        assert_eq!(after(&[120]), 0);
-        assert_eq!(after(&[1_000_000]), 0);
-        // A long one now and then isn't the load.
-        assert_eq!(after(&[30, 30, 30, 30, 30, 30, 30, 30, 30, 5000]), 100);
-        // Short waits for a device, and long ones for the next request.
-        assert_eq!(after(&[80, 900]), 0);
-        assert_eq!(after(&[10, 10, 10, 900]), 25);
+        assert_eq!(SpinWindow::default().get(LONGEST), LONGEST / 4);
+        let cases: [(&[u64], u128); 8] = [
+            (&[3], 25),
+            (&[30], 100),
+            (&[80], 100),
+            (&[120], 0),
+            (&[1_000_000], 0),
+            // A long one now and then isn't the load.
+            (&[30, 30, 30, 30, 30, 30, 30, 30, 30, 5000], 100),
+            // Short waits for a device, and long ones for the next request.
+            (&[80, 900], 0),
+            (&[10, 10, 10, 900], 25),
+        ];
+        for (times, window) in cases {
+            // From polling, and from none: sleeps are longer than the same times without one.
+            assert_eq!(after(SpinWindow::default(), times).1, window, "{times:?}");
+            let (sleeps, none) = after(SpinWindow::default(), &[1_000_000]);
+            assert_eq!(none, 0);
+            assert_eq!(after(sleeps, times).1, window, "{times:?} after a rest");
+        }
     }
 
     #[test]
     fn without_a_longest_window_nothing_is_polled() {
         let mut window = SpinWindow::default();
         for _ in 0..100 {
-            window.learn(Duration::ZERO, Duration::ZERO);
+            window.learn(Idle {
+                time: Duration::ZERO,
+                longest: Duration::ZERO,
+                slept: false,
+            });
             assert_eq!(window.get(Duration::ZERO), Duration::ZERO);
         }
     }

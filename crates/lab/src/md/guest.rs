@@ -1,6 +1,7 @@
 //! The kernel's md in user-mode Linux: drives `tests/vm/scripts/md-speed.sh`, whose head describes the
 //! contents of the two files.
 
+use crate::child;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
@@ -300,15 +301,7 @@ fn descendants(root: u32) -> Result<Vec<u32>> {
 
 /// Nanoseconds that all threads of `processes` ran; `None` if one of them has ended.
 fn run_ns(processes: &[u32]) -> Option<f64> {
-    let mut sum = 0.0;
-    for pid in processes {
-        for thread in std::fs::read_dir(format!("/proc/{pid}/task")).ok()? {
-            let text = std::fs::read_to_string(thread.ok()?.path().join("schedstat"));
-            let text = text.ok()?;
-            sum += text.split(' ').next()?.parse::<f64>().ok()?;
-        }
-    }
-    Some(sum)
+    processes.iter().map(|pid| child::threads_ns(*pid)).sum()
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod peers;
 use crate::child::{self, Server};
 use crate::driver::{Driver, DriverLoad};
 use crate::machine::Machine;
+use crate::stats::{Confidence, PairRatio};
 use crate::threads::joined;
 use crate::verdict::{self, Check};
 use anyhow::{Context, Result, bail, ensure};
@@ -59,15 +60,17 @@ const fn disk(server: &'static str, holds: Holds, rival: Option<&'static str>) -
 const NULL: &str = "pvblk null";
 const MEM: &str = "pvblk mem";
 const NULL_AGAIN: &str = "pvblk null again";
+const UNTOUCHED: &str = "pvblk null,notouch";
 const SPDK_NULL: &str = "SPDK null";
 const SPDK_MALLOC: &str = "SPDK malloc";
 
 /// The disks that are measured, in the order of a round; those of SPDK, which may be absent, last.
-const DISKS: [DiskInfo; 6] = [
+const DISKS: [DiskInfo; 7] = [
     disk(NULL, Holds::Nothing, Some(SPDK_NULL)),
     disk(QEMU, Holds::Nothing, None),
     disk(MEM, Holds::Data, Some(SPDK_MALLOC)),
     disk(NULL_AGAIN, Holds::Nothing, None),
+    disk(UNTOUCHED, Holds::Untouched, Some(SPDK_NULL)),
     disk(SPDK_NULL, Holds::Untouched, None),
     disk(SPDK_MALLOC, Holds::Data, None),
 ];
@@ -133,7 +136,7 @@ impl VhostBed {
         spdk: Option<&Path>,
     ) -> Result<VhostBed> {
         let socket = |name: &str| dir.join(format!("{name}-{queues}"));
-        let (null, mem, peer) = (socket("null"), socket("mem"), socket("peer"));
+        let [null, mem, untouched, peer] = ["null", "mem", "notouch", "peer"].map(socket);
         let listen = |name: &str, path: &Path| format!("{name}=unix:{}", path.display());
         let args = [
             "serve",
@@ -141,10 +144,14 @@ impl VhostBed {
             &format!("null=null:{SIZE}"),
             "--disk",
             &format!("mem=mem:{SIZE}"),
+            "--disk",
+            &format!("notouch=null:{SIZE},notouch"),
             "--vhost-user",
             &listen("null", &null),
             "--vhost-user",
             &listen("mem", &mem),
+            "--vhost-user",
+            &listen("notouch", &untouched),
         ];
         let ours = Server::start(&args.map(str::to_owned), Some(cpu))?;
         let qemu = peers::start_qemu(&peer, SIZE, queues, cpu)?;
@@ -164,7 +171,13 @@ impl VhostBed {
             Ok(Arc::new(VhostClient::connect(path, &config)?))
         };
         let null = connect(&null)?;
-        let mut clients = vec![Arc::clone(&null), connect(&peer)?, connect(&mem)?, null];
+        let mut clients = vec![
+            Arc::clone(&null),
+            connect(&peer)?,
+            connect(&mem)?,
+            null,
+            connect(&untouched)?,
+        ];
         if let Some(spdk) = &spdk {
             clients.extend([connect(&spdk.null)?, connect(&spdk.malloc)?]);
         }
@@ -177,6 +190,7 @@ impl VhostBed {
         };
         let disks = DISKS[..bed.clients.len()].iter().enumerate();
         for (at, _) in disks.filter(|(_, disk)| disk.holds == Holds::Data) {
+            bed.let_spdk_run(is_spdk(at))?;
             bed.fill(at)?;
         }
         bed.let_spdk_run(false)?;
@@ -221,21 +235,21 @@ impl VhostBed {
         seconds: f64,
         cpu: usize,
     ) -> Result<(f64, f64)> {
-        let is_spdk = at >= DISKS.len() - 2;
-        if is_spdk {
-            self.let_spdk_run(true)?;
-        }
+        self.let_spdk_run(is_spdk(at))?;
         let (mut drivers, holds) = (self.drivers(at, depth)?, DISKS[at].holds);
         let rate = reads(&mut drivers, (depth, polls), 2000, holds, cpu)?;
         let count = ((rate * seconds / drivers.len() as f64) as u64).max(100);
-        let before = child::cpu_seconds(self.pid(at))?;
+        let ran = || child::threads_ns(self.pid(at)).context("a server has ended");
+        let before = ran()?;
         let rate = reads(&mut drivers, (depth, polls), count, holds, cpu)?;
-        let used = child::cpu_seconds(self.pid(at))? - before;
-        if is_spdk {
-            self.let_spdk_run(false)?;
-        }
-        Ok((rate, used * 1e6 / (count * drivers.len() as u64) as f64))
+        let used = ran()? - before;
+        self.let_spdk_run(false)?;
+        Ok((rate, used / 1e3 / (count * drivers.len() as u64) as f64))
     }
+}
+
+fn is_spdk(at: usize) -> bool {
+    at >= DISKS.len() - 2
 }
 
 /// Makes `count` random reads on each queue, with all threads on one CPU. Returns the requests a second of
@@ -247,11 +261,12 @@ fn reads(
     holds: Holds,
     cpu: usize,
 ) -> Result<f64> {
+    // All threads of this program, those that are started from here on too: none of them takes the server's CPU.
+    pvblk_sys::cpu::pin(cpu)?;
     let queues = drivers.len() as u64;
     let wrong = AtomicU64::new(0);
     let start = Instant::now();
     let read = |number: u64, driver: &mut Driver| -> Result<Instant> {
-        pvblk_sys::cpu::pin(cpu)?;
         let mut rng = fastrand::Rng::with_seed(number);
         let load = DriverLoad {
             op: Op::Read,
@@ -437,15 +452,20 @@ impl VhostResult {
         }
         for s in &self.samples {
             let Some(rival) = self.rival(s) else { continue };
-            let ratio = verdict::median_ratio(&s.iops, &rival.iops);
+            let Ok(ratio) = PairRatio::of(&s.iops, &rival.iops, Confidence::default()) else {
+                continue;
+            };
             let client = if s.polls { "polls" } else { "sleeps" };
             checks.push(Check {
                 expected: format!(
-                    "{} at least as fast as {} ({} queues, {} in flight, client {client})",
+                    "{} not proven slower than {} ({} queues, {} in flight, client {client})",
                     s.server, rival.server, s.queues, s.depth
                 ),
-                figure: format!("{ratio:.2}"),
-                holds: ratio >= 1.0,
+                figure: format!(
+                    "{:.2} ({:.2} to {:.2})",
+                    ratio.median, ratio.low, ratio.high
+                ),
+                holds: ratio.high >= 1.0,
             });
         }
         if checks.is_empty() {

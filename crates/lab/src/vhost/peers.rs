@@ -110,8 +110,11 @@ impl Spdk {
         ensure!(cpu < 64, "SPDK is given its CPU as a mask of 64");
         let memory_mib = memory_mib(bytes);
         let rpc = dir.join("rpc");
-        let mut command = Command::new(program);
+        // If this program is killed, SPDK ends too, even if it stands still.
+        let mut command = Command::new("setpriv");
         command
+            .args(["--pdeathsig", "KILL", "taskset", "-c", &cpu.to_string()])
+            .arg(program)
             .args(["-m", &format!("{:#x}", 1u64 << cpu)])
             .args([
                 "-s",
@@ -123,8 +126,7 @@ impl Spdk {
             .arg(dir)
             .arg("-r")
             .arg(&rpc)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
+            .stdout(Stdio::null());
         command.arg(match has_huge_pages(bytes) {
             true => "--huge-unlink",
             false => "--no-huge",

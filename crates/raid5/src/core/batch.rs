@@ -460,7 +460,7 @@ impl QueueCore {
             Kind::Sync(Action::Resync | Action::Repair) => work.mismatch,
             Kind::Sync(Action::Recover) | Kind::Write | Kind::Fix => true,
         };
-        record.waiting[0].mismatch |= work.mismatch;
+        record.waiting[0].mismatch = work.mismatch;
         let computed = work.calculation.compute.zip(work.computed);
         let computed = computed.filter(|_| record.kind() != Kind::Fix);
         if let Some((role, sum)) = computed
@@ -468,15 +468,7 @@ impl QueueCore {
         {
             return self.lose_computed(token, role, work.pieces);
         }
-        let view = self.common.view(&self.now, &record.seen);
         match record.kind() {
-            Kind::Sync(Action::Repair)
-                if work.mismatch
-                    && let Some(role) = self.common.lone_without_sum(&view, record) =>
-            {
-                record.doubt(role);
-                return self.leave(token);
-            }
             Kind::Sync(action) if action.makes_parity() || !work.mismatch => {
                 self.common.learn_sums(record);
             }

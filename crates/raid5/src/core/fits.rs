@@ -5,7 +5,7 @@
 
 use super::common::Common;
 use super::membership::Membership;
-use super::plan::{Mode, View, bit};
+use super::plan::{Mode, bit};
 use super::record::Stripe;
 use super::sums::Sums;
 use super::work::borrowed;
@@ -194,18 +194,6 @@ impl Common {
         };
         debug_assert!(plan.mode == Mode::NoParity || calculation.hole || sum == of_page());
         sums.set(parity, stripe, sum);
-    }
-
-    /// All blocks of a stripe were read, and data and parity don't fit: the role of the wrong one, if that is the data block which alone has no
-    /// sum. The others fit theirs, parity too.
-    pub(super) fn lone_without_sum(&self, view: &View<'_>, record: &Stripe) -> Option<usize> {
-        let (sums, stripe) = (self.sums.as_ref()?, record.known.stripe);
-        let mut without =
-            (0..self.geometry.members()).filter(|role| sums.get(*role, stripe) == UNKNOWN);
-        let role = without.next()?;
-        let is_lone = without.next().is_none() && role != self.geometry.stripe_parity(stripe);
-        let plan = record.batch.as_ref()?.plan;
-        (is_lone && view.can_fix(&record.known, &plan, role)).then_some(role)
     }
 
     /// Blocks of a stripe whose data and parity fit, and that were read, get sums where they have none.

@@ -5,7 +5,6 @@ use super::membership::Seen;
 use super::{Action, BatchPiece, Piece, Record, SharedRequest, bit};
 use crate::core::plan::{Calculation, Plan, View};
 use crate::head_pages::{HeadPages, bits};
-use crate::sums::UNKNOWN;
 use crate::words::{self, Arrived, Owner, Place, StripePages};
 use crate::{Geometry, STRIPE_SECTORS};
 use pvblk_block::planted::{Plant, has};
@@ -367,14 +366,6 @@ impl Stripe {
         if self.known.bad == 0 {
             self.settle();
         }
-    }
-
-    /// The block of a role isn't what was written, though it has no sum: it is calculated and written before the part that waits has its turn
-    /// again.
-    pub(super) fn doubt(&mut self, role: usize) {
-        self.known.bad = bit(role);
-        self.misfit = Some(Misfit::Block(UNKNOWN));
-        self.forget();
     }
 
     /// No block of the stripe is bad any more.

@@ -76,6 +76,7 @@ impl Work {
         let copied = if borrows { 0 } else { 2 * self.written_bytes() };
         let changed = touched.count_ones() + 1;
         let summed = match (mode, &self.partial) {
+            (Mode::Modify | Mode::Reconstruct, Some(Partial::Page(_))) => xor(changed),
             (Mode::Modify | Mode::Reconstruct, Some(_)) => {
                 xor(self.calculation.unchanged().count_ones()) + xor(changed)
             }

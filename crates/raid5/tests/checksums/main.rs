@@ -318,43 +318,35 @@ fn sums_are_made_anew_when_others_had_the_array() {
     assert_eq!(server.check(), 0);
 }
 
+/// After writes to the other blocks of a stripe whose parity was wrong, parity has a checksum which fits it, and one block has none. That block is right.
 #[test]
-fn a_repair_calculates_the_one_block_without_a_checksum() {
+fn a_repair_keeps_the_one_block_without_a_checksum() {
     for policy in POLICIES {
-        for (is_parity, lost) in [(false, 1), (true, 1), (false, 2)] {
-            let mut server = Server::new(4, policy, 14);
-            server.write_all();
-            server.end(true);
-            let found = again(&server.devices);
-            let assembly = assemble(found, &AssembleOptions::default(), &mut sleepy()).unwrap();
-            let area = assembly.newest().sums_area().unwrap();
-            drop(assembly);
-            let stripe = 21;
-            let parity = server.geometry.stripe_parity(stripe);
-            let place = if is_parity { parity } else { (parity + 1) % 4 };
-            for place in (place..place + lost).map(|place| place % 4) {
-                let mut page = server.raw((place + 1) % 4, area.sector);
-                page[stripe as usize * 4..][..4].fill(0);
-                server.set_raw((place + 1) % 4, area.sector, &page);
-            }
-            let was = server.raw(place, server.sector_of(stripe));
-            server.flip(place, server.sector_of(stripe));
-            server.start();
-            let text = format!("{policy:?}, parity {is_parity}, {lost} without");
-            assert_eq!(server.check(), 8, "{text}");
-            assert_eq!(server.sync(SyncAction::Repair), 8, "{text}");
-            assert_eq!(server.check(), 0, "{text}");
-            // Of two blocks without a sum nobody knows which one is wrong.
-            let healed = lost == 1;
-            assert_eq!(server.is_whole(), healed, "{text}");
-            assert_eq!(
-                server.raw(place, server.sector_of(stripe)) == was,
-                healed,
-                "{text}"
-            );
-            let of_block = u32::from(!is_parity && healed);
-            assert_eq!(server.all_errors(), of_block, "{text}");
+        let mut server = Server::new(4, policy, 14);
+        server.write_all();
+        server.end(true);
+        let found = again(&server.devices);
+        let assembly = assemble(found, &AssembleOptions::default(), &mut sleepy()).unwrap();
+        let area = assembly.newest().sums_area().unwrap();
+        drop(assembly);
+        let stripe = 21;
+        for member in 0..4 {
+            let mut page = server.raw(member, area.sector);
+            page[stripe as usize * 4..][..4].fill(0);
+            server.set_raw(member, area.sector, &page);
         }
+        let parity = server.geometry.stripe_parity(stripe);
+        server.flip(parity, server.sector_of(stripe));
+        server.start();
+        let blocks = (0..4).filter_map(|member| server.block_at(member, stripe));
+        for block in blocks.collect::<Vec<_>>().into_iter().skip(1) {
+            server.forget();
+            server.write_part(block);
+        }
+        assert_eq!(server.sync(SyncAction::Repair), 8, "{policy:?}");
+        assert_eq!(server.check(), 0, "{policy:?}");
+        assert!(server.is_whole(), "{policy:?}");
+        assert_eq!(server.all_errors(), 0, "{policy:?}");
     }
 }
 

@@ -15,8 +15,8 @@ use crate::{drop_killed, pick};
 use fastrand::Rng;
 use pvblk_block::Reclaim;
 use pvblk_raid5::{
-    BackgroundWork, BitmapHeader, Consistency, Kept, Layout, NewArray, PplHeader, Raid5,
-    SUPER_SECTOR, Superblock, WriteIntent, ppl_signature,
+    BackgroundWork, BitmapHeader, Consistency, Kept, Layout, MemberState, NewArray, PplHeader,
+    Raid5, SUPER_SECTOR, Superblock, WriteIntent, ppl_signature,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -300,7 +300,7 @@ impl Array {
     fn is_spare(&self, disk: usize) -> bool {
         let name = disk.to_string();
         let members = self.process.iter().flat_map(|p| p.array.state().members);
-        let mut spares = members.filter(|m| m.place.is_none());
+        let mut spares = members.filter(|m| m.state == MemberState::Spare);
         spares.any(|m| m.name == name)
     }
 

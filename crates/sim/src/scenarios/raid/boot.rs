@@ -227,6 +227,9 @@ impl Array {
                 self.take_place(place, at);
             }
         }
+        for spare in assembly.spares.iter().filter(|spare| spare.is_spare()) {
+            self.retired.retain(|at| Some(*at) != disk(&spare.name));
+        }
         let missing = without.map(|place| self.by_role[place]);
         if let Some(member) = missing {
             self.w.log.add("it is without member #", [member as u64]);
