@@ -328,6 +328,8 @@ pub fn run(options: &VhostOptions, dir: &Path, progress: &dyn Fn(&str)) -> Resul
         };
         peers.push(format!("{} with {memory}", peers::version(program)?));
     }
+    // Before this program is pinned.
+    let machine = Machine::here();
     let mut samples: Vec<VhostSamples> = Vec::new();
     let mut rest_percent = 0.0;
     let deepest = options.depths.iter().max().copied().unwrap_or(1);
@@ -367,7 +369,7 @@ pub fn run(options: &VhostOptions, dir: &Path, progress: &dyn Fn(&str)) -> Resul
         rest_percent = f64::max(rest_percent, child::cpu_percent(bed.ours.pid(), REST)?);
     }
     Ok(VhostResult {
-        machine: Machine::here(),
+        machine,
         peers,
         samples,
         rest_percent,

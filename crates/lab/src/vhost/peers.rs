@@ -4,6 +4,7 @@ use crate::child;
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use std::fs::File;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -126,14 +127,19 @@ impl Spdk {
             .arg(dir)
             .arg("-r")
             .arg(&rpc)
-            .stdout(Stdio::null());
+            .stdout(Stdio::null())
+            .stderr(File::create(dir.join("log"))?);
         command.arg(match has_huge_pages(bytes) {
             true => "--huge-unlink",
             false => "--no-huge",
         });
         let name = program.display().to_string();
         let mut process = Peer::spawn(command, &name)?;
-        process.wait_for(&rpc, &name)?;
+        let told = || {
+            let log = std::fs::read_to_string(dir.join("log")).unwrap_or_default();
+            log.lines().last().unwrap_or("it told nothing").to_owned()
+        };
+        process.wait_for(&rpc, &name).with_context(told)?;
         let mut calls = Calls::connect(&rpc)?;
         calls.call("framework_wait_init", json!({}))?;
         let blocks = bytes / 512;
