@@ -180,7 +180,7 @@ pub fn on_cpu(cpu: Option<usize>, program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// Waits for `time`, and returns the percentage of a CPU that the threads of a process took in it which were there all the time.
+/// Waits for `time`, and returns the percentage of a CPU that the threads of a process took in it which haven't ended.
 pub fn cpu_percent(pid: u32, time: Duration) -> Result<f64> {
     let now = || threads_ns(pid).context("a process that has ended");
     let before = now()?;
@@ -188,14 +188,15 @@ pub fn cpu_percent(pid: u32, time: Duration) -> Result<f64> {
     Ok((now()? - before) / time.as_nanos() as f64 * 100.0)
 }
 
-/// CPU time that the threads of a process took so far which haven't ended, in nanoseconds. `None`: there is no such process.
+/// CPU time that those threads of a process took so far which haven't ended, in nanoseconds. `None`: there is no such process.
 pub fn threads_ns(pid: u32) -> Option<f64> {
-    let mut sum = 0.0;
-    for thread in std::fs::read_dir(format!("/proc/{pid}/task")).ok()? {
-        let text = std::fs::read_to_string(thread.ok()?.path().join("schedstat")).ok()?;
-        sum += text.split(' ').next()?.parse::<f64>().ok()?;
-    }
-    Some(sum)
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    // One may end meanwhile.
+    let ran = threads.flatten().filter_map(|thread| {
+        let text = std::fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        text.split(' ').next()?.parse::<f64>().ok()
+    });
+    Some(ran.sum())
 }
 
 /// CPU time that a process used so far, user and system, all threads, in seconds.

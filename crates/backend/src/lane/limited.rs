@@ -55,6 +55,12 @@ impl LaneThrottle {
         self.shared.is_on()
     }
 
+    /// True while requests wait, or nothing is pulled because some passed in advance.
+    #[inline]
+    pub(super) fn holds(&self) -> bool {
+        self.holds
+    }
+
     /// True while nothing is pulled, because requests passed in advance.
     #[inline]
     pub(super) fn is_paused(&self) -> bool {

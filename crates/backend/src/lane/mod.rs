@@ -54,6 +54,15 @@ const ONE_LOOK: usize = 4;
 /// Interval at which a lane looks again that waits for other lanes' requests, or for the gate.
 const ORDER_POLL: Duration = Duration::from_micros(100);
 
+/// A reason for which requests of a lane wait that neither its source nor its device ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hold {
+    /// Another lane's requests come first.
+    Order,
+    /// The disk's limits hold requests back, and none is at the device.
+    Limits,
+}
+
 /// One source's way to its disk. Workers step lanes, and so can a simulation.
 pub struct Lane {
     /// Declared before the source, so that it is dropped first: the source's memory must stay while
@@ -230,6 +239,17 @@ impl Lane {
     #[inline]
     fn holds(&self) -> bool {
         !self.held.is_empty() || self.barrier.is_some() || self.parts.is_cutting()
+    }
+
+    /// The reason for which a lane without work isn't simply waited for.
+    pub fn hold(&self) -> Option<Hold> {
+        let other = self.holds() && !self.parts.waits_for_own();
+        let limits = self.throttle.holds() && self.queue.in_flight() == 0;
+        match (limits, other) {
+            (true, _) => Some(Hold::Limits),
+            (false, true) => Some(Hold::Order),
+            (false, false) => None,
+        }
     }
 
     /// Pulls requests unless some are held. Returns true if there was any work, and true if

@@ -7,7 +7,7 @@ use super::load::{BusyTime, WEIGH_EVERY, Weight, choose};
 use super::pace::{Idle, SpinWindow, YieldPolicy};
 use super::shares::Shares;
 use super::watchdog::WatchdogSignal;
-use crate::lane::Lane;
+use crate::lane::{Hold, Lane};
 use crate::stall::{Blocked, Stall};
 use pvblk_sys::{PollEvent, Poller};
 use std::collections::{BTreeSet, VecDeque};
@@ -28,6 +28,15 @@ pub const ROUNDS_OF_COMPANY: u32 = 1000;
 
 pub const COMMAND_EVENT: u64 = u64::MAX;
 
+/// The begin of a time in which a lane has no work.
+#[derive(Clone, Copy)]
+pub struct IdleSince {
+    since: Instant,
+    /// The longest spin window then.
+    longest: Duration,
+    hold: Option<Hold>,
+}
+
 /// One lane and its state. A drop drops the lane first, and then reports its end.
 pub struct LaneEntry {
     pub home: Arc<LaneHome>,
@@ -46,8 +55,7 @@ pub struct LaneEntry {
     /// The lane is to be ended, because of a panic in the worker's own code.
     pub lost: bool,
     pub asleep: bool,
-    /// Time since when it has had no work, and the longest spin window then.
-    pub idle_since: Option<(Instant, Duration)>,
+    pub idle_since: Option<IdleSince>,
     pub slept_at: Instant,
     /// The lane was awake since it gave memory back.
     pub used: bool,
@@ -66,26 +74,31 @@ const NOTHING: (bool, bool) = (false, false);
 impl LaneEntry {
     /// The lane has found no work at `now`, or earlier. Returns true if it is polled on, for `max` at most.
     pub fn is_polled_on(&mut self, now: Instant, max: Duration) -> bool {
-        let (since, longest) = *self.idle_since.get_or_insert_with(|| {
+        let idle = *self.idle_since.get_or_insert_with(|| {
+            let lane = self.lane.as_ref();
             // A look at a socket is a system call, so the lane polls it for less time.
-            let by_syscall = self.lane.as_ref().is_some_and(|l| l.polls_by_syscall());
-            (now, if by_syscall { max * 2 / 5 } else { max })
+            let by_syscall = lane.is_some_and(|lane| lane.polls_by_syscall());
+            IdleSince {
+                since: now,
+                longest: if by_syscall { max * 2 / 5 } else { max },
+                hold: lane.and_then(|lane| lane.hold()),
+            }
         });
-        now.duration_since(since) < self.spin.get(longest)
+        // The time at which limits let requests pass is known.
+        let may_poll = idle.hold != Some(Hold::Limits);
+        may_poll && now.duration_since(idle.since) < self.spin.get(idle.longest)
     }
 
-    /// The lane may have work at `now`, after it had none. `due`: only its deadline has come, so nobody has waited for the lane.
-    pub fn end_idle(&mut self, now: Instant, due: bool) {
-        let Some((since, longest)) = self.idle_since.take() else {
-            return;
-        };
-        let time = now.saturating_duration_since(since);
-        if !due || time > longest {
-            let slept = self.asleep;
+    /// The lane may have work at `now`, after it had none.
+    pub fn end_idle(&mut self, now: Instant) {
+        // Where requests are held, the time tells nothing of the source or the device.
+        if let Some(idle) = self.idle_since.take()
+            && idle.hold.is_none()
+        {
             self.spin.learn(Idle {
-                time,
-                longest,
-                slept,
+                time: now.saturating_duration_since(idle.since),
+                longest: idle.longest,
+                slept: self.asleep,
             });
         }
     }
@@ -364,8 +377,7 @@ impl LaneTable {
         Some(first.saturating_duration_since(self.now))
     }
 
-    /// Makes a lane active that sleeps. `due`: its deadline has come.
-    pub fn wake(&mut self, index: usize, due: bool) {
+    pub fn wake(&mut self, index: usize) {
         let Some(Some(entry)) = self.entries.get_mut(index) else {
             return;
         };
@@ -375,7 +387,7 @@ impl LaneTable {
         if entry.lane.is_none() || !entry.asleep {
             return;
         }
-        entry.end_idle(self.now, due);
+        entry.end_idle(self.now);
         entry.asleep = false;
         entry.used = true;
         let disk = Arc::as_ptr(&entry.stall);
@@ -431,7 +443,7 @@ impl LaneTable {
                 && let Some(lane) = &mut entry.lane
             {
                 lane.poll_source();
-                self.wake(index, false);
+                self.wake(index);
             }
         }
     }

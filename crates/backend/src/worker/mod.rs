@@ -358,7 +358,7 @@ impl WorkerThread<'_> {
             }
         }
         self.lanes.now = Instant::now();
-        self.lanes.wake(index, false);
+        self.lanes.wake(index);
     }
 
     /// Gives a lane to another worker, as [`Command::Share`] says.
@@ -437,7 +437,7 @@ impl WorkerThread<'_> {
             if stepped.moved || (stepped.work >= TURN_SECTORS && stepped.end.is_none()) {
                 let now = self.lanes.now;
                 if let Some(entry) = self.lanes.entry(index) {
-                    entry.end_idle(now, false);
+                    entry.end_idle(now);
                     entry.weight.add(stepped.cost);
                 }
                 moved = true;
@@ -580,7 +580,7 @@ impl WorkerThread<'_> {
                 true => lane.source_woken(),
                 false => lane.device_woken(),
             })?;
-            self.lanes.wake(index, false);
+            self.lanes.wake(index);
         }
         self.lanes.events = events;
         if self.lanes.rest_at.is_some_and(|at| at <= self.lanes.now) {
@@ -590,7 +590,7 @@ impl WorkerThread<'_> {
             if at > self.lanes.now {
                 break;
             }
-            self.lanes.wake(index, true);
+            self.lanes.wake(index);
         }
         Ok(())
     }

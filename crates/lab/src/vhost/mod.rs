@@ -228,20 +228,14 @@ impl VhostBed {
     }
 
     /// Takes one sample: requests a second, and the server's CPU time for each request in microseconds.
-    fn sample(
-        &self,
-        at: usize,
-        (depth, polls): (u32, bool),
-        seconds: f64,
-        cpu: usize,
-    ) -> Result<(f64, f64)> {
+    fn sample(&self, at: usize, (depth, polls): (u32, bool), seconds: f64) -> Result<(f64, f64)> {
         self.let_spdk_run(is_spdk(at))?;
         let (mut drivers, holds) = (self.drivers(at, depth)?, DISKS[at].holds);
-        let rate = reads(&mut drivers, (depth, polls), 2000, holds, cpu)?;
+        let rate = reads(&mut drivers, (depth, polls), 2000, holds)?;
         let count = ((rate * seconds / drivers.len() as f64) as u64).max(100);
         let ran = || child::threads_ns(self.pid(at)).context("a server has ended");
         let before = ran()?;
-        let rate = reads(&mut drivers, (depth, polls), count, holds, cpu)?;
+        let rate = reads(&mut drivers, (depth, polls), count, holds)?;
         let used = ran()? - before;
         self.let_spdk_run(false)?;
         Ok((rate, used / 1e3 / (count * drivers.len() as u64) as f64))
@@ -259,10 +253,7 @@ fn reads(
     (depth, polls): (u32, bool),
     count: u64,
     holds: Holds,
-    cpu: usize,
 ) -> Result<f64> {
-    // All threads of this program, those that are started from here on too: none of them takes the server's CPU.
-    pvblk_sys::cpu::pin(cpu)?;
     let queues = drivers.len() as u64;
     let wrong = AtomicU64::new(0);
     let start = Instant::now();
@@ -330,6 +321,8 @@ pub fn run(options: &VhostOptions, dir: &Path, progress: &dyn Fn(&str)) -> Resul
     }
     // Before this program is pinned.
     let machine = Machine::here();
+    // And all threads that are started from here on: none of them takes the server's CPU.
+    pvblk_sys::cpu::pin(client)?;
     let mut samples: Vec<VhostSamples> = Vec::new();
     let mut rest_percent = 0.0;
     let deepest = options.depths.iter().max().copied().unwrap_or(1);
@@ -359,7 +352,7 @@ pub fn run(options: &VhostOptions, dir: &Path, progress: &dyn Fn(&str)) -> Resul
             ));
             for (n, s) in samples[first..].iter_mut().enumerate() {
                 let way = (s.depth, s.polls);
-                let (iops, cpu_us) = bed.sample(n % disks, way, options.seconds, client)?;
+                let (iops, cpu_us) = bed.sample(n % disks, way, options.seconds)?;
                 s.iops.push(iops);
                 s.cpu_us.push(cpu_us);
             }
@@ -454,20 +447,18 @@ impl VhostResult {
         }
         for s in &self.samples {
             let Some(rival) = self.rival(s) else { continue };
-            let Ok(ratio) = PairRatio::of(&s.iops, &rival.iops, Confidence::default()) else {
-                continue;
-            };
+            let ratio = PairRatio::of(&s.iops, &rival.iops, Confidence::default()).ok();
             let client = if s.polls { "polls" } else { "sleeps" };
             checks.push(Check {
                 expected: format!(
                     "{} not proven slower than {} ({} queues, {} in flight, client {client})",
                     s.server, rival.server, s.queues, s.depth
                 ),
-                figure: format!(
-                    "{:.2} ({:.2} to {:.2})",
-                    ratio.median, ratio.low, ratio.high
+                figure: ratio.as_ref().map_or_else(
+                    || "too few rounds".to_owned(),
+                    |r| format!("{:.2} ({:.2} to {:.2})", r.median, r.low, r.high),
                 ),
-                holds: ratio.high >= 1.0,
+                holds: ratio.is_some_and(|r| r.high >= 1.0),
             });
         }
         if checks.is_empty() {

@@ -16,7 +16,7 @@ use fastrand::Rng;
 use pvblk_block::Reclaim;
 use pvblk_raid5::{
     BackgroundWork, BitmapHeader, Consistency, Kept, Layout, MemberState, NewArray, PplHeader,
-    Raid5, SUPER_SECTOR, Superblock, WriteIntent, ppl_signature,
+    Raid5, Role, SUPER_SECTOR, Superblock, WriteIntent, ppl_signature,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -296,8 +296,12 @@ impl Array {
         busy
     }
 
-    /// True if the array that serves has the disk as a spare.
+    /// True if the array that serves has the disk as a spare, and its superblock says that, too.
     fn is_spare(&self, disk: usize) -> bool {
+        let superblock = self.superblock(disk);
+        if superblock.is_none_or(|s| s.role() != Role::Spare) {
+            return false;
+        }
         let name = disk.to_string();
         let members = self.process.iter().flat_map(|p| p.array.state().members);
         let mut spares = members.filter(|m| m.state == MemberState::Spare);
