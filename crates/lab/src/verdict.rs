@@ -16,6 +16,14 @@ pub struct Check {
     pub holds: bool,
 }
 
+/// Median and interval of a ratio. `None`: there were too few rounds for one.
+pub fn interval(ratio: Option<PairRatio>) -> String {
+    match ratio {
+        Some(r) => format!("{:.2} ({:.2} to {:.2})", r.median, r.low, r.high),
+        None => "no interval".to_owned(),
+    }
+}
+
 /// Prints checks, one a line; false if one doesn't hold.
 pub fn print(checks: &[Check]) -> bool {
     for check in checks {

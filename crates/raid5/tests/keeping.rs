@@ -555,8 +555,8 @@ fn the_write_path_changes_while_requests_wait() {
     assert_eq!(world.check(SyncAction::Check), 0);
 }
 
-/// Sequential writes of some sectors each, with buffers that stay as they are or may change; blocks that are written, and that the array moves for
-/// them.
+/// Sequential writes of some sectors each, with buffers that stay as they are or may change; blocks that are
+/// written, and that the array moves for them.
 fn moves(sectors: u64, flags: RequestFlags) -> (u64, u64) {
     let mut world = TestArray::new(Consistency::Resync);
     world.array.set_write_path(WritePath::Direct);

@@ -91,8 +91,8 @@ fn raid_nothing_is_lost_whenever_the_power_goes() {
 }
 
 /// Seeds that found bugs: superblocks whose writing is tried again ran ahead of a second member that failed, so that the array didn't start; a
-/// log was made empty while an earlier try of that was still at the device. The last one's bug was the scenario's: it took a spare for a device that
-/// was replaced.
+/// log was made empty while an earlier try of that was still at the device. The last one's bug was the scenario's, which took a spare for
+/// a device that was replaced.
 #[test]
 fn raid_bugs_that_were_found_stay_fixed() {
     for seed in [169, 1068, 5_000_774, 70_009_195] {

@@ -3,19 +3,12 @@
 use super::{MdCell, MdResult, Who};
 use crate::path::median;
 use crate::stats::{Confidence, PairRatio};
-use crate::verdict::{Check, table};
+use crate::verdict::{self, Check, table};
 
 /// Least expected ratio of our rate to md's, for 4 KiB random writes at this depth.
 const RANDOM: (usize, f64) = (32, 5.0);
 /// Least expected ratio for 128 KiB writes at each depth.
 const LARGE: f64 = 3.0;
-
-fn show(ratio: Option<PairRatio>) -> String {
-    match ratio {
-        Some(r) => format!("{:.2} ({:.2} to {:.2})", r.median, r.low, r.high),
-        None => "no interval".to_owned(),
-    }
-}
 
 impl MdCell {
     fn rates(&self, who: Who) -> &[f64] {
@@ -28,13 +21,13 @@ impl MdCell {
     }
 
     fn ratio_text(&self, ours: Who, md: Who) -> String {
-        show(self.ratio(ours, md))
+        verdict::interval(self.ratio(ours, md))
     }
 
     /// Median ratio of md's CPU time for a write to ours.
     fn cpu_ratio(&self, ours: Who, md: Who) -> String {
         let of = |who| self.of(who).map_or(&[][..], |s| &s.cpu_us);
-        show(PairRatio::of(of(md), of(ours), Confidence::default()).ok())
+        verdict::interval(PairRatio::of(of(md), of(ours), Confidence::default()).ok())
     }
 
     fn megabytes(&self, who: Who) -> String {

@@ -454,11 +454,8 @@ impl VhostResult {
                     "{} not proven slower than {} ({} queues, {} in flight, client {client})",
                     s.server, rival.server, s.queues, s.depth
                 ),
-                figure: ratio.as_ref().map_or_else(
-                    || "too few rounds".to_owned(),
-                    |r| format!("{:.2} ({:.2} to {:.2})", r.median, r.low, r.high),
-                ),
-                holds: ratio.is_some_and(|r| r.high >= 1.0),
+                holds: ratio.as_ref().is_some_and(|r| r.high >= 1.0),
+                figure: verdict::interval(ratio),
             });
         }
         if checks.is_empty() {

@@ -109,14 +109,14 @@ impl Spdk {
     /// Starts it on one CPU, with disks of `bytes`. It has huge pages if enough of them are free.
     pub fn start(program: &Path, dir: &Path, bytes: u64, cpu: usize) -> Result<Spdk> {
         ensure!(cpu < 64, "SPDK is given its CPU as a mask of 64");
-        let memory_mib = memory_mib(bytes);
+        let (memory_mib, mask) = (memory_mib(bytes), format!("{:#x}", 1u64 << cpu));
         let rpc = dir.join("rpc");
         // If this program is killed, SPDK ends too, even if it stands still.
         let mut command = Command::new("setpriv");
         command
             .args(["--pdeathsig", "KILL", "taskset", "-c", &cpu.to_string()])
             .arg(program)
-            .args(["-m", &format!("{:#x}", 1u64 << cpu)])
+            .args(["-m", &mask])
             .args([
                 "-s",
                 &memory_mib.to_string(),
@@ -144,7 +144,6 @@ impl Spdk {
         calls.call("framework_wait_init", json!({}))?;
         let blocks = bytes / 512;
         let disk = |name: &str| json!({"name": name, "num_blocks": blocks, "block_size": 512});
-        let mask = format!("{:#x}", 1u64 << cpu);
         for (name, method) in [
             ("null", "bdev_null_create"),
             ("malloc", "bdev_malloc_create"),
