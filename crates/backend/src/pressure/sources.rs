@@ -7,8 +7,8 @@
 //! | v1 `memory.pressure_level`, `low` | a group's memory is being reclaimed | after 512 pages |
 //! | watermarks | little is left below a limit | within a few milliseconds, while there is something to give |
 //!
-//! One thread waits for all of them. It looks at watermarks only while pools have free pages, so that an idle
-//! server with empty pools costs nothing.
+//! One thread waits for all of them. It looks at a watermark when somebody may have come near it, and seldom
+//! while pools have no free pages, so that a server at rest costs nothing.
 
 use super::{Pressure, files};
 
@@ -17,7 +17,7 @@ use pvblk_block::Error;
 use pvblk_sys::{EventFd, Poller};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,6 +33,7 @@ const TOGETHER: Duration = Duration::from_millis(2);
 /// Least number of free bytes that are worth a look.
 const WORTH_BYTES: u64 = 256 << 10;
 const STOP: u64 = u64::MAX;
+const LIMITS: u64 = STOP - 1;
 
 /// One source and its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +57,8 @@ enum Wait {
 pub struct PressureSources {
     waits: Vec<Wait>,
     marks: Vec<Watermark>,
+    /// Readable when somebody wrote a limit of a watermark.
+    written: Option<OwnedFd>,
     states: Vec<PressureSourceState>,
 }
 
@@ -103,6 +106,7 @@ impl PressureSources {
             Ok(mark) => found.add_mark("/proc/meminfo".into(), mark),
             Err(why) => found.miss("watermark of /proc/meminfo", &why),
         }
+        found.written = written_limits(&mut found.marks);
         found
     }
 
@@ -111,6 +115,7 @@ impl PressureSources {
         PressureSources {
             waits: Vec::new(),
             marks: Vec::new(),
+            written: None,
             states: Vec::new(),
         }
     }
@@ -201,14 +206,18 @@ impl PressureSources {
             }
             .map_err(os)?;
         }
+        if let Some(written) = &self.written {
+            poller.add(written.as_fd(), LIMITS, false).map_err(os)?;
+        }
         let stop = Arc::new(AtomicBool::new(false));
         let signals = Arc::new(AtomicU64::new(0));
         let mut listener = Listener {
             worth: false,
-            worth_at: Instant::now(),
+            worth_at: None,
             poller,
             waits: self.waits,
             marks: self.marks,
+            written: self.written,
             pressure,
             stop: Arc::clone(&stop),
             signals: Arc::clone(&signals),
@@ -254,12 +263,14 @@ impl Drop for PressureWatch {
 }
 
 struct Listener {
-    /// True if pools had free memory worth giving back, at this time.
+    /// True if pools had free memory worth giving back when they were last looked at.
     worth: bool,
-    worth_at: Instant,
+    worth_at: Option<Instant>,
     poller: Poller,
     waits: Vec<Wait>,
     marks: Vec<Watermark>,
+    /// Readable when somebody wrote a limit of a watermark.
+    written: Option<OwnedFd>,
     pressure: Arc<Pressure>,
     stop: Arc<AtomicBool>,
     signals: Arc<AtomicU64>,
@@ -279,13 +290,15 @@ impl Listener {
             let marks = self.waits.len();
             for event in &events {
                 let at = event.token as usize;
-                if let Some(wait) = self.waits.get_mut(at) {
+                if event.token == LIMITS {
+                    self.limits_changed();
+                } else if let Some(wait) = self.waits.get_mut(at) {
                     told |= heard(wait);
                 } else if let Some(mark) = self.marks.get_mut(at - marks) {
                     mark.rang();
                 }
             }
-            if !told && self.worth {
+            if !told {
                 told = self.look();
             }
             if told {
@@ -299,14 +312,31 @@ impl Listener {
         }
     }
 
-    /// True if a watermark whose time has come is low. Threshold events that the kernel has are set on the
-    /// way.
+    fn limits_changed(&mut self) {
+        if let Some(written) = &self.written {
+            let mut events = [0; 4096];
+            while rustix::io::read(written, &mut events).is_ok_and(|n| n > 0) {}
+        }
+        self.marks.iter_mut().for_each(Watermark::limit_changed);
+    }
+
+    /// True if a watermark whose time has come is low, and pools have something to give. Threshold events that
+    /// the kernel has are set on the way.
     fn look(&mut self) -> bool {
         let now = Instant::now();
+        let due = |mark: &Watermark| mark.next_look(now) <= now + TOGETHER;
+        if !self.marks.iter().any(due) {
+            return false;
+        }
+        // A look at hundreds of pools takes longer than one at the watermarks.
+        if self.worth_at.is_none_or(|at| now >= at + LOOK_AT_POOLS) {
+            self.worth = self.pressure.free_bytes() >= WORTH_BYTES;
+            self.worth_at = Some(now);
+        }
         let mut is_low = false;
         for (token, mark) in (self.waits.len() as u64..).zip(&mut self.marks) {
             // Looks that are due soon are made now, which saves a wake-up.
-            if mark.next_look(now) > now + TOGETHER {
+            if !due(mark) {
                 continue;
             }
             is_low |= mark.is_low(now);
@@ -315,24 +345,32 @@ impl Listener {
                 let _ = self.poller.add(event.as_fd(), token, false);
             }
         }
-        is_low
+        is_low && self.worth
     }
 
-    fn timeout(&mut self) -> Option<Duration> {
-        if self.marks.is_empty() {
-            return None;
-        }
+    /// Time until the next look.
+    fn timeout(&self) -> Option<Duration> {
         let now = Instant::now();
-        // A look at hundreds of pools takes longer than one at the watermarks.
-        if !self.worth || now.duration_since(self.worth_at) >= LOOK_AT_POOLS {
-            self.worth = self.pressure.free_bytes() >= WORTH_BYTES;
-            self.worth_at = now;
-        }
-        let pools = self.worth_at + LOOK_AT_POOLS;
-        let marks = self.marks.iter().map(|m| m.next_look(now));
-        let next = marks.filter(|_| self.worth).chain([pools]).min();
-        next.map(|at| at.saturating_duration_since(now))
+        let next = self.marks.iter().map(|m| m.next_look(now)).min()?;
+        // Pools that have nothing to give have something later.
+        let pools = self.worth_at.filter(|_| !self.worth);
+        let next = pools.map_or(next, |at| next.max(at + LOOK_AT_POOLS));
+        Some(next.saturating_duration_since(now))
     }
+}
+
+/// A descriptor that is readable when somebody wrote a limit of these watermarks, which then know that they are
+/// told. The kernel tells writes to files of cgroups as it does for others (inotify(7)).
+fn written_limits(marks: &mut [Watermark]) -> Option<OwnedFd> {
+    use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+    let written = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok()?;
+    for mark in marks {
+        let watch = |file| inotify::add_watch(&written, file, WatchFlags::MODIFY).is_ok();
+        if mark.limit_files().all(watch) {
+            mark.limit_is_told();
+        }
+    }
+    Some(written)
 }
 
 /// True if the source signals pressure.
@@ -378,9 +416,9 @@ mod tests {
     #[test]
     fn every_source_is_there_or_says_why_not() {
         let pressure = Arc::new(Pressure::default());
-        let watch = PressureSources::find()
-            .watch(Arc::clone(&pressure))
-            .unwrap();
+        let sources = PressureSources::find();
+        assert!(sources.written.is_some(), "no inotify");
+        let watch = sources.watch(Arc::clone(&pressure)).unwrap();
         assert!(!watch.states().is_empty());
         for state in watch.states() {
             assert!(!state.name.is_empty() && state.missing.as_deref() != Some(""));
@@ -405,5 +443,57 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(watch.signals().load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_limit_that_somebody_writes_is_looked_at_at_once() {
+        let dir = std::env::temp_dir().join(format!("pvblk-limits-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).unwrap();
+        write("memory.current", "0\n");
+        write("memory.high", "max\n");
+        write("memory.max", "max\n");
+        write("memory.stat", "active_file 0\n");
+        let mut marks = vec![Watermark::v2(&dir).unwrap()];
+        let written = written_limits(&mut marks).expect("inotify");
+        let mut listener = Listener {
+            worth: false,
+            worth_at: None,
+            poller: Poller::new().unwrap(),
+            waits: Vec::new(),
+            marks,
+            written: Some(written),
+            pressure: Arc::new(Pressure::default()),
+            stop: Arc::default(),
+            signals: Arc::default(),
+        };
+        let written = listener.written.as_ref().unwrap();
+        listener.poller.add(written.as_fd(), LIMITS, false).unwrap();
+        let now = Instant::now();
+        assert!(!listener.look());
+        // There is no limit, and nothing to do for long.
+        assert!(listener.marks[0].next_look(now) > now + Duration::from_secs(1));
+        let mut events = Vec::new();
+        listener
+            .poller
+            .wait(&mut events, Some(Duration::ZERO))
+            .unwrap();
+        assert!(events.is_empty());
+        write("memory.max", "4096\n");
+        listener
+            .poller
+            .wait(&mut events, Some(Duration::ZERO))
+            .unwrap();
+        assert_eq!(events[0].token, LIMITS);
+        listener.limits_changed();
+        assert!(listener.marks[0].next_look(now) <= Instant::now());
+        // It isn't told again.
+        events.clear();
+        listener
+            .poller
+            .wait(&mut events, Some(Duration::ZERO))
+            .unwrap();
+        assert!(events.is_empty());
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

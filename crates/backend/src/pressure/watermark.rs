@@ -17,14 +17,18 @@ const LOOK_STILL: Duration = Duration::from_millis(25);
 const MOVES: u64 = 256 << 10;
 /// A threshold event is set this many bytes above the current use.
 const THRESHOLD_ABOVE: u64 = 8 << 20;
+/// The interval while one thread can't take what is left.
 const LOOK_FAR: Duration = Duration::from_millis(50);
-/// Greatest rate at which memory is taken, in bytes a millisecond: that of one thread that touches large
-/// pages. The further a watermark is from pressure, the later is its next look, as each look costs some 40 us
-/// of CPU on a machine that sleeps.
+/// The interval while all CPUs together can't take what is left, and the limit can't change unseen: a look
+/// costs some 60 us of CPU on a machine that sleeps.
+const LOOK_FARTHEST: Duration = Duration::from_secs(2);
+/// Greatest rate at which one thread takes memory, in bytes a millisecond: one that touches large pages.
 const FASTEST: u64 = 4 << 20;
+/// Most threads that take memory at that rate: memory itself isn't faster.
+const THREADS: u64 = 16;
 /// Bytes that may be taken at that rate while pools are given back.
 const MEANWHILE: u64 = 128 << 20;
-/// Interval at which a group's limit is read.
+/// Interval at which a group's limit is read where the kernel doesn't tell that somebody wrote it.
 const ASK_LIMIT: Duration = Duration::from_millis(50);
 /// Longest time between two looks from which a rate is computed.
 const SAME_RATE: Duration = Duration::from_millis(100);
@@ -42,8 +46,12 @@ pub(super) struct Watermark {
     next_look: Option<Instant>,
     /// Time of the last look, and the bytes that were left.
     last: Option<(Instant, u64)>,
-    /// A group's limit, and the time at which it was read.
-    limit: Option<(Instant, u64)>,
+    /// A group's limit, if it has one, and the time at which it was read.
+    limit: Option<(Instant, Option<u64>)>,
+    /// [`Watermark::limit_changed`] is called when somebody writes the group's limit.
+    limit_is_told: bool,
+    /// Threads of this machine that can take memory at once.
+    threads: u64,
     threshold: Option<Threshold>,
     /// Bytes of use at which a threshold event should be set.
     threshold_at: Option<u64>,
@@ -63,7 +71,7 @@ enum Kind {
     Group {
         usage: File,
         stat: File,
-        limits: Vec<File>,
+        limits: Vec<(PathBuf, File)>,
         keys: [&'static str; 2],
         /// The file of a v1 group to which threshold events are written.
         control: Option<PathBuf>,
@@ -73,6 +81,11 @@ enum Kind {
 /// The margin for a limit: a part of it, but neither nothing nor more than a burst can need.
 fn margin_of(total: u64) -> u64 {
     (total / 32).clamp(4 << 20, 256 << 20).min(total / 4)
+}
+
+/// CPUs of this machine.
+fn cpus() -> u64 {
+    std::fs::read_dir("/sys/bus/cpu/devices").map_or(THREADS, |cpus| cpus.count() as u64)
 }
 
 impl Watermark {
@@ -108,10 +121,11 @@ impl Watermark {
         keys: [&'static str; 2],
     ) -> Result<Watermark, String> {
         let open = |name: &str| File::open(group.join(name)).map_err(|e| format!("{name}: {e}"));
+        let limit = |name: &&str| Ok((group.join(name), open(name)?));
         let kind = Kind::Group {
             usage: open(usage)?,
             stat: open(stat)?,
-            limits: limits.iter().map(|l| open(l)).collect::<Result<_, _>>()?,
+            limits: limits.iter().map(limit).collect::<Result<_, String>>()?,
             keys,
             control: Some(group.join("cgroup.event_control")).filter(|c| c.exists()),
         };
@@ -124,23 +138,63 @@ impl Watermark {
             next_look: None,
             last: None,
             limit: None,
+            limit_is_told: false,
+            threads: cpus().clamp(1, THREADS),
             threshold: None,
             threshold_at: None,
             text: vec![0; 16 << 10],
         }
     }
 
+    /// Files with the group's limits.
+    pub fn limit_files(&self) -> impl Iterator<Item = &Path> {
+        let limits = match &self.kind {
+            Kind::System { .. } => &[][..],
+            Kind::Group { limits, .. } => limits,
+        };
+        limits.iter().map(|(path, _)| &**path)
+    }
+
+    /// From now on [`Watermark::limit_changed`] is called when somebody writes one of the limits.
+    pub fn limit_is_told(&mut self) {
+        self.limit_is_told = true;
+    }
+
+    /// Somebody may have written a limit: the watermark is to be looked at now.
+    pub fn limit_changed(&mut self) {
+        self.limit = None;
+        self.next_look = None;
+    }
+
+    /// Longest time between two looks: a limit doesn't change unseen for longer.
+    fn farthest(&self) -> Duration {
+        match self.kind {
+            Kind::Group { .. } if !self.limit_is_told => ASK_LIMIT,
+            _ => LOOK_FARTHEST,
+        }
+    }
+
     fn limit(&mut self, now: Instant) -> Option<u64> {
+        let farthest = self.farthest();
         let Kind::Group { limits, .. } = &self.kind else {
             return None;
         };
-        let is_fresh = |(at, _): &(Instant, u64)| now < *at + ASK_LIMIT;
+        let is_fresh = |(at, _): &(Instant, _)| now < *at + farthest;
         if self.limit.as_ref().is_none_or(|l| !is_fresh(l)) {
             let text = &mut self.text;
-            let limit = limits.iter().filter_map(|f| limit(read(f, text)?)).min();
-            self.limit = limit.map(|limit| (now, limit));
+            let limits = limits.iter();
+            let limit = limits.filter_map(|(_, f)| limit(read(f, text)?)).min();
+            self.limit = Some((now, limit));
         }
-        self.limit.map(|(_, limit)| limit)
+        self.limit.and_then(|(_, limit)| limit)
+    }
+
+    /// Time in which nobody can take so many bytes.
+    fn time_to_take(&self, bytes: u64) -> Duration {
+        let spare = bytes.saturating_sub(MEANWHILE);
+        let one = Duration::from_millis(spare / FASTEST).min(LOOK_FAR);
+        let all = Duration::from_millis(spare / (FASTEST * self.threads));
+        one.max(all.min(self.farthest()))
     }
 
     /// Least number of bytes left that isn't pressure; `None`: there is no limit now.
@@ -219,26 +273,28 @@ impl Watermark {
     /// True if less is left than the margin, or than will soon be taken.
     pub fn is_low(&mut self, now: Instant) -> bool {
         let Some((left, margin)) = self.left(now) else {
-            self.next_look = Some(now + ASK_LIMIT);
+            self.next_look = Some(now + self.farthest());
             return false;
         };
         let is_still = self.last.is_some_and(|(_, l)| l.abs_diff(left) < MOVES);
         let bound = self.bound(now, left, margin);
         if left >= bound {
-            let far = Duration::from_millis((left - bound).saturating_sub(MEANWHILE) / FASTEST);
-            let limit = self.limit.map_or(left, |(_, limit)| limit);
+            let limit = self.limit.and_then(|(_, limit)| limit).unwrap_or(left);
             let (used, margin_at) = (limit.saturating_sub(left), limit.saturating_sub(margin));
             let least = match is_still && self.has_threshold(used, margin_at) {
                 true => LOOK_STILL,
                 false => LOOK,
             };
-            self.next_look = Some(now + far.clamp(least, LOOK_FAR));
+            self.next_look = Some(now + self.time_to_take(left - bound).max(least));
             return false;
         }
         // Memory of the page cache is as good as free; reading its size is expensive.
         let cache = self.page_cache();
-        let plenty = (left + cache) / 2 >= bound;
-        self.next_look = Some(now + if plenty { LOOK_FAR } else { LOOK });
+        let wait = match ((left + cache) / 2).checked_sub(bound) {
+            Some(more) => self.time_to_take(more).max(LOOK_FAR),
+            None => LOOK,
+        };
+        self.next_look = Some(now + wait);
         left + cache < bound
     }
 
@@ -294,6 +350,7 @@ mod tests {
         // A limit that is set later is seen a little later.
         assert!(mark.margin(now).is_none() && !mark.is_low(now));
         write("memory.high", &mib(1024));
+        let now = now + ASK_LIMIT;
         assert_eq!(mark.margin(now), Some(32 << 20));
         assert!(!mark.is_low(now));
         let now = now + ASK_LIMIT;
@@ -371,6 +428,47 @@ mod tests {
             mark.rang();
             assert_eq!(mark.next_look(now), now);
         }
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_watermark_that_nobody_can_come_near_is_looked_at_seldom() {
+        let dir = std::env::temp_dir().join(format!("pvblk-far-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).unwrap();
+        write("memory.current", "0\n");
+        write("memory.high", "max\n");
+        write("memory.max", &(1u64 << 40).to_string());
+        write("memory.stat", "active_file 0\n");
+        let mut mark = Watermark::v2(&dir).unwrap();
+        mark.threads = 2;
+        let start = Instant::now();
+        let wait = |mark: &mut Watermark, now| {
+            assert!(!mark.is_low(now));
+            mark.next_look(now) - now
+        };
+        // Its limit may change unseen.
+        assert_eq!(wait(&mut mark, start), ASK_LIMIT);
+        mark.limit_is_told();
+        assert_eq!(wait(&mut mark, start), LOOK_FARTHEST);
+        // Two threads can take 4 GiB in half a second.
+        write("memory.max", &(4u64 << 30).to_string());
+        mark.limit_changed();
+        let some = wait(&mut mark, start);
+        let half = Duration::from_millis(500);
+        assert!(some > half - LOOK_FAR && some < half, "{some:?}");
+        // A limit that is set later is told.
+        write("memory.max", "max\n");
+        mark.limit_changed();
+        assert_eq!(wait(&mut mark, start), LOOK_FARTHEST);
+        // Its page cache can be had, but only as fast as anything else.
+        write("memory.max", &(4u64 << 30).to_string());
+        write("memory.current", &((4u64 << 30) - 1).to_string());
+        write("memory.stat", &format!("active_file {}\n", 3u64 << 30));
+        mark.limit_changed();
+        mark.forget();
+        let some = wait(&mut mark, start);
+        assert!(some > LOOK_FAR && some < half, "{some:?}");
         std::fs::remove_dir_all(&dir).unwrap();
     }
 
