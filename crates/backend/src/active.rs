@@ -168,7 +168,7 @@ mod tests {
     fn a_disk_is_on_the_list_while_a_request_is_in_flight() {
         let list = Arc::<ActiveList>::default();
         let ((a, _), (b, stall)) = (disk(&list), disk(&list));
-        let lane = a.counters.open(&Connection::new("c".into()));
+        let lane = a.counters.open(&Connection::new("c".into()), "q".into());
         assert_eq!(list.len(), 0);
         for _ in 0..3 {
             let batch = take(&lane);
@@ -203,7 +203,7 @@ mod tests {
     fn a_request_that_is_taken_during_a_look_is_not_missed() {
         let list = Arc::<ActiveList>::default();
         let (disk, _) = disk(&list);
-        let lane = disk.counters.open(&Connection::new("c".into()));
+        let lane = disk.counters.open(&Connection::new("c".into()), "q".into());
         let looks = AtomicU64::new(0);
         let stop = AtomicBool::new(false);
         std::thread::scope(|s| {

@@ -36,7 +36,7 @@ mod worker;
 pub use backend::{Backend, BackendOptions, Disk, SourceId};
 pub use blkif::{BlkifQueueParts, BlkifSource};
 pub use budget::{Budget, Claim, Waiter};
-pub use counters::{DiskCounters, Histogram, OPERATIONS, OperationTotals, Totals};
+pub use counters::{DiskCounters, Histogram, LaneNow, OPERATIONS, OperationTotals, Totals};
 pub use disks::Disks;
 pub use gate::Pass;
 pub use grants::{Access, GrantError, GrantMapper, PageUse};

@@ -296,6 +296,12 @@ fn show(disk: &DiskShown, json: bool) -> Result<()> {
             text += &format!(", process {pid} of user {uid}");
         }
     }
+    for queue in &disk.queues {
+        text += &format!(
+            "\n    queue {}: {} in flight, worker {}, polled for {} us before it sleeps",
+            queue.name, queue.in_flight, queue.worker, queue.polled_us
+        );
+    }
     for export in &disk.exports {
         text += &format!("\n  {export}");
     }

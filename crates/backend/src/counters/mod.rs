@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use pvblk_block::time_steps::{self, BUCKETS};
 use pvblk_block::{Completion, MergeCounts, Op, Request, SECTOR, Status};
 use pvblk_sys::ticks::{self, Rate};
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -53,6 +53,11 @@ fn add(counter: &AtomicU64, n: u64) {
 #[repr(align(64))]
 pub(crate) struct LaneCounters {
     connection: Arc<Connection>,
+    name: String,
+    /// Number of its worker.
+    worker: AtomicU32,
+    /// Nanoseconds for which it is polled, when it has no work, before it sleeps.
+    window: AtomicU64,
     /// 2 KiB each, from the operation's first request on: an idle disk has none.
     operations: [OnceLock<Box<OperationCounters>>; 5],
     /// Requests that were taken, by operation.
@@ -66,9 +71,12 @@ pub(crate) struct LaneCounters {
 }
 
 impl LaneCounters {
-    fn new(connection: &Arc<Connection>) -> LaneCounters {
+    fn new(connection: &Arc<Connection>, name: String) -> LaneCounters {
         LaneCounters {
             connection: Arc::clone(connection),
+            name,
+            worker: AtomicU32::new(0),
+            window: AtomicU64::new(0),
             operations: [const { OnceLock::new() }; 5],
             started: [const { AtomicU64::new(0) }; 5],
             merges: Arc::default(),
@@ -240,6 +248,21 @@ impl Totals {
     }
 }
 
+/// A lane as it is now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaneNow {
+    /// Disk and queue, for people.
+    pub name: String,
+    /// Name of its connection.
+    pub connection: String,
+    /// Requests that were taken and haven't ended.
+    pub in_flight: u64,
+    /// Number of its worker, from 0.
+    pub worker: u32,
+    /// The time for which it is polled, when it has no work, before it sleeps.
+    pub window: Duration,
+}
+
 /// Counters of a disk: of its lanes, and of lanes that have ended.
 pub struct DiskCounters {
     since: Instant,
@@ -279,9 +302,13 @@ impl DiskCounters {
         }
     }
 
-    /// Counters for a lane of `connection`.
-    pub(crate) fn open(self: &Arc<DiskCounters>, connection: &Arc<Connection>) -> Counting {
-        let lane = Arc::new(LaneCounters::new(connection));
+    /// Counters for a lane of `connection` that has this name.
+    pub(crate) fn open(
+        self: &Arc<DiskCounters>,
+        connection: &Arc<Connection>,
+        name: String,
+    ) -> Counting {
+        let lane = Arc::new(LaneCounters::new(connection, name));
         self.state.lock().live.push(LiveLane {
             counters: Arc::clone(&lane),
             seen: Seen::default(),
@@ -338,6 +365,19 @@ impl DiskCounters {
         read(&self.totals())
     }
 
+    /// The lanes that there are, in the order in which they came.
+    pub fn lanes(&self) -> Vec<LaneNow> {
+        let state = self.state.lock();
+        let now = |LiveLane { counters: lane, .. }: &LiveLane| LaneNow {
+            name: lane.name.clone(),
+            connection: lane.connection.name().to_owned(),
+            in_flight: lane.progress().1,
+            worker: lane.worker.load(Ordering::Relaxed),
+            window: Duration::from_nanos(lane.window.load(Ordering::Relaxed)),
+        };
+        state.live.iter().map(now).collect()
+    }
+
     /// Sums of each connection that there is, with its name. Two may have the same.
     pub fn connections(&self) -> Vec<(String, Totals)> {
         let state = self.state.lock();
@@ -375,6 +415,19 @@ impl Counting {
     #[inline]
     pub fn now(&self) -> u64 {
         self.rate.now()
+    }
+
+    /// The lane has come to this worker.
+    pub fn came_to(&self, worker: usize) {
+        let worker = u32::try_from(worker).unwrap_or(u32::MAX);
+        self.lane.worker.store(worker, Ordering::Relaxed);
+    }
+
+    /// The lane is polled for this time, when it has no work, before it sleeps.
+    #[inline]
+    pub fn polled_for(&self, window: Duration) {
+        let ns = window.as_nanos() as u64;
+        self.lane.window.store(ns, Ordering::Relaxed);
     }
 
     /// Where the lane's queue of the device counts merges.

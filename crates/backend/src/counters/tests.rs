@@ -21,6 +21,29 @@ fn ended(op: Op, sectors: u64, status: Status, taken: u64) -> Completion {
     Completion { request, status }
 }
 
+fn open(disk: &Arc<DiskCounters>, connection: &Arc<Connection>) -> Counting {
+    disk.open(connection, format!("a queue of {}", connection.name()))
+}
+
+#[test]
+fn lanes_tell_their_worker_and_the_window_that_was_chosen() {
+    let disk = Arc::new(DiskCounters::default());
+    let (gone, lane) = (open(&disk, &named("one")), open(&disk, &named("two")));
+    drop(gone);
+    lane.came_to(3);
+    lane.polled_for(Duration::from_micros(25));
+    let mut batch = vec![Request::new(Op::Read, 0, 1, 0)];
+    lane.taken(&mut batch, ticks::now(), true);
+    let now = LaneNow {
+        name: "a queue of two".to_owned(),
+        connection: "two".to_owned(),
+        in_flight: 1,
+        worker: 3,
+        window: Duration::from_micros(25),
+    };
+    assert_eq!(disk.lanes(), [now]);
+}
+
 #[test]
 fn operations_stand_in_their_own_order() {
     for (index, op) in OPERATIONS.into_iter().enumerate() {
@@ -32,8 +55,8 @@ fn operations_stand_in_their_own_order() {
 fn each_request_is_counted_once_and_sums_outlive_the_lane() {
     let disk = Arc::new(DiskCounters::default());
     let (one, two) = (named("one"), named("two"));
-    let (a, b) = (disk.open(&one), disk.open(&one));
-    let other = disk.open(&two);
+    let (a, b) = (open(&disk, &one), open(&disk, &one));
+    let other = open(&disk, &two);
     let start = ticks::now() - ticks_of(1_000_000);
     let take = |lane: &Counting, ops: &[Op]| {
         let mut batch: Vec<_> = ops.iter().map(|&op| Request::new(op, 0, 1, 0)).collect();
@@ -95,8 +118,8 @@ fn each_request_is_counted_once_and_sums_outlive_the_lane() {
 #[test]
 fn an_idle_disk_keeps_no_histograms() {
     let disk = Arc::new(DiskCounters::default());
-    drop(disk.open(&named("one")));
-    let lane = disk.open(&named("two"));
+    drop(open(&disk, &named("one")));
+    let lane = open(&disk, &named("two"));
     assert!(lane.lane.operations.iter().all(|o| o.get().is_none()));
     let totals = disk.totals();
     assert!(

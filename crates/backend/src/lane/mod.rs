@@ -121,7 +121,7 @@ impl Lane {
         // A barrier or flush of the lane's own, and parts, are added to the requests that the source has in
         // flight.
         let connection = connection.unwrap_or_else(|| Connection::new(source.connection()));
-        let counters = disk.counters().open(&connection);
+        let counters = disk.counters().open(&connection, source.describe());
         let depth = source.depth() + 1 + PARTS_IN_FLIGHT;
         let (queue, tracer) = disk.open_queue(depth, counters.merges())?;
         let parts = Parts::new(queue.limits());
@@ -498,6 +498,11 @@ impl Lane {
     /// The record of blocked lanes of its disk.
     pub(crate) fn stall(&self) -> &Arc<Stall> {
         &self.stall
+    }
+
+    /// The figures by which others see it.
+    pub(crate) fn counting(&self) -> &Counting {
+        &self.counters
     }
 
     /// Disk and queue, for the log.

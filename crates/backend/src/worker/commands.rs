@@ -45,7 +45,12 @@ impl LaneHome {
     /// The lane's worker, which may be about to give it away.
     pub fn worker(&self) -> &Arc<CommandQueue> {
         // Acquires nothing: the queue's lock orders a command after the lane's arrival.
-        &self.workers[self.at.load(Ordering::Relaxed)]
+        &self.workers[self.number()]
+    }
+
+    /// Number of the lane's worker.
+    pub fn number(&self) -> usize {
+        self.at.load(Ordering::Relaxed)
     }
 
     /// Makes the lane pull from its source, or stop.

@@ -100,6 +100,9 @@ impl LaneEntry {
                 longest: idle.longest,
                 slept: self.asleep,
             });
+            if let Some(lane) = &self.lane {
+                lane.counting().polled_for(self.spin.get(idle.longest));
+            }
         }
     }
 
@@ -249,6 +252,9 @@ impl LaneTable {
         end: End,
     ) -> &mut LaneEntry {
         self.active.push(index);
+        let spin = SpinWindow::default();
+        lane.counting().came_to(home.number());
+        lane.counting().polled_for(spin.get(self.spin_max));
         self.entries[index].insert(LaneEntry {
             home,
             name: lane.describe(),
@@ -264,7 +270,7 @@ impl LaneTable {
             slept_at: Instant::now(),
             used: true,
             deadline: None,
-            spin: SpinWindow::default(),
+            spin,
             device_fd_added: false,
             interest: (true, false),
             weight: Weight::default(),

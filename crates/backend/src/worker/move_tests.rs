@@ -137,6 +137,12 @@ fn a_busy_worker_gives_a_lane_to_an_idle_one() {
         feed.send();
     }
     wait("one moves", || rig.backend.lanes() == [1, 1]);
+    wait("the disk tells it", || {
+        let told = rig.disk.counters().lanes();
+        let mut at: Vec<_> = told.iter().map(|lane| lane.worker).collect();
+        at.sort_unstable();
+        at == [0, 1]
+    });
     let before = [&first, &third].map(|feed| feed.answered());
     wait("both go on", || {
         first.answered() > before[0] + 100 && third.answered() > before[1] + 100

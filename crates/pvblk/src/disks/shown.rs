@@ -3,8 +3,8 @@
 use super::{Entry, Refused, Registry, Stage};
 use crate::exports::NbdPlace;
 use crate::web::DiskFigures;
-use pvblk_backend::Disk;
 use pvblk_backend::events::{EventLog, Present};
+use pvblk_backend::{Disk, LaneNow};
 use pvblk_export::kit::plain_address;
 use serde::{Deserialize, Serialize};
 use std::ops::Bound;
@@ -36,6 +36,9 @@ pub struct DiskShown {
     /// Connections and front ends that use it now, in the order in which they came.
     #[serde(default)]
     pub clients: Vec<ClientShown>,
+    /// Queues of these, in the order in which they came. Only `disk show` tells them.
+    #[serde(default)]
+    pub queues: Vec<QueueShown>,
     /// Where it can be reached.
     pub exports: Vec<String>,
     /// Since when it has been in this state, in seconds.
@@ -64,6 +67,30 @@ pub struct ClientShown {
     pub uid: Option<u32>,
     /// For how long it has used the disk, in seconds.
     pub secs: u64,
+}
+
+/// A queue of a front end, or the connection of a client, and what the server has chosen for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueShown {
+    /// As the log names it.
+    pub name: String,
+    /// Requests that were taken and haven't ended.
+    pub in_flight: u64,
+    /// Number of the worker that serves it, from 0.
+    pub worker: u32,
+    /// For how long it is polled, in microseconds, before its worker sleeps.
+    pub polled_us: u64,
+}
+
+impl From<LaneNow> for QueueShown {
+    fn from(lane: LaneNow) -> QueueShown {
+        QueueShown {
+            name: lane.name,
+            in_flight: lane.in_flight,
+            worker: lane.worker,
+            polled_us: lane.window.as_micros() as u64,
+        }
+    }
 }
 
 /// Some disks, in the order of their names.
@@ -117,13 +144,15 @@ impl Registry {
     pub fn show(&self, name: &str) -> Result<DiskShown, Refused> {
         let places = self.places();
         if let Some(entry) = self.state.lock().entries.get(name) {
-            return Ok(shown(name, entry, &places));
+            let queues = entry.disk.as_ref().map_or_else(Vec::new, queues);
+            let shown = shown(name, entry, &places);
+            return Ok(DiskShown { queues, ..shown });
         }
         let retired = self.service.retired();
         let found = retired.iter().find(|(disk, _)| disk.name() == name);
-        found
-            .map(|(disk, _)| leaving(disk))
-            .ok_or_else(|| Refused::no_disk(name))
+        let (disk, _) = found.ok_or_else(|| Refused::no_disk(name))?;
+        let (queues, leaving) = (queues(disk), leaving(disk));
+        Ok(DiskShown { queues, ..leaving })
     }
 
     /// Disks whose names come after `after`, at most `most` and never more than [`MOST_OF_PAGE`]. Those that were removed and still have I/O come with the first
@@ -232,6 +261,11 @@ fn users(disk: &Disk) -> Vec<DiskUser> {
         .collect()
 }
 
+fn queues(disk: &Arc<Disk>) -> Vec<QueueShown> {
+    let lanes = disk.counters().lanes();
+    lanes.into_iter().map(QueueShown::from).collect()
+}
+
 fn shown(name: &str, entry: &Entry, places: &Places) -> DiskShown {
     let wanted = &entry.wanted;
     let device = entry.disk.as_ref().map(|d| d.device());
@@ -261,6 +295,7 @@ fn shown(name: &str, entry: &Entry, places: &Places) -> DiskShown {
         limit: wanted.limit.clone(),
         users: entry.disk.as_ref().map_or_else(Vec::new, |d| users(d)),
         clients: places.clients(name),
+        queues: Vec::new(),
         exports,
         state_secs: entry.since.elapsed().as_secs(),
     }
@@ -280,6 +315,7 @@ fn leaving(disk: &Arc<Disk>) -> DiskShown {
         limit: None,
         users: users(disk),
         clients: Vec::new(),
+        queues: Vec::new(),
         exports: Vec::new(),
         state_secs: 0,
     }
