@@ -79,6 +79,8 @@ plants! {
     DirtyGivenBack "dirty-given-back"
     /// Page cache: The memory that is given back begins one page too late.
     NeighbourGivenBack "neighbour-given-back"
+    /// Page cache: A read whose page has gone before it was copied counts as done.
+    GoneNotReadAgain "gone-not-read-again"
     /// Front end: A request joins one that waits although sectors lie between them.
     JoinsOverGap "joins-over-gap"
     /// Front end: Requests that are held when a connection ends are forgotten.

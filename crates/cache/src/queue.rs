@@ -1,10 +1,11 @@
 //! One queue of a cache: hits at once and without a lock, everything else through the core.
 
 use crate::config::{PAGE_BYTES, PAGE_SECTORS};
-use crate::core::{Core, Out, Turn, copy, meeting};
+use crate::core::{Copies, Core, Done, Out, Turn, copy, meeting};
 use crate::policy::Policy;
 use crate::readahead::{Hint, Streams};
 use crate::shared::{Hits, QueueEnd, Shared};
+use pvblk_block::planted::{Plant, has};
 use pvblk_block::stacked::finish_within;
 use pvblk_block::trace::{Phase, Tracer};
 use pvblk_block::{
@@ -40,6 +41,10 @@ pub(crate) struct CacheQueue<P: Policy> {
     /// It has left I/O at the lower queue of another queue, and no queue that sleeps waits for that one yet.
     handed: bool,
     slow: Vec<(Box<Request>, Hint)>,
+    /// Requests that the core has done for this queue. Empty between two calls.
+    mine: Vec<Done>,
+    /// Reads of which a page had gone before it was copied. Empty between two calls.
+    again: Vec<(Box<Request>, Hint)>,
     poller: Poller,
     tracer: Tracer,
 }
@@ -49,6 +54,12 @@ pub(crate) struct CacheQueue<P: Policy> {
 fn cannot_wait(e: &std::io::Error) -> Readiness {
     tracing::error!("cache: waiting for a device: {e}");
     Readiness::Ready
+}
+
+/// The first and the last page of a request for at least one sector.
+fn pages(request: &Request) -> (u64, u64) {
+    let last = (request.end() - 1) / PAGE_SECTORS;
+    (request.sector / PAGE_SECTORS, last)
 }
 
 /// Adds to a queue's own counter: nobody else stores to it.
@@ -93,6 +104,8 @@ impl<P: Policy> CacheQueue<P> {
             look: Vec::new(),
             handed: false,
             slow: Vec::new(),
+            mine: Vec::new(),
+            again: Vec::new(),
             poller,
             tracer,
         })
@@ -101,28 +114,12 @@ impl<P: Policy> CacheQueue<P> {
     /// Reads what is in the cache; false if anything isn't.
     #[inline]
     fn hit(&mut self, request: &Request, first: u64, last: u64, accessed: bool) -> bool {
-        let table = &self.shared.table;
-        let region = &self.shared.region;
         for page in first..=last {
-            let Some(look) = table.begin(page) else {
+            let Some(frame) = self.copy_page(request, page, first == last) else {
                 return false;
             };
-            let frame = look.frame as usize * PAGE_BYTES;
-            match &request.buffers[..] {
-                [one] if first == last => {
-                    let skip = (request.sector % PAGE_SECTORS * SECTOR) as usize;
-                    one.copy_from(region, frame + skip);
-                }
-                buffers => {
-                    let (skip, begin, len) = meeting(request, page);
-                    copy(buffers, skip, region, frame + begin, len, false);
-                }
-            }
-            if !table.end(look) {
-                return false;
-            }
             // Parts of a page that are read one after another are one access.
-            if (!accessed || page != first) && table.touch(look.frame) {
+            if (!accessed || page != first) && self.shared.table.touch(frame) {
                 add(&self.hits.ahead, 1);
             }
         }
@@ -130,11 +127,61 @@ impl<P: Policy> CacheQueue<P> {
         true
     }
 
+    /// Copies the part of a page that a request reads. Returns its frame; `None` if it isn't there, or not for the whole time. `alone`: the request reads of
+    /// no other page.
+    #[inline]
+    fn copy_page(&self, request: &Request, page: u64, alone: bool) -> Option<u32> {
+        let table = &self.shared.table;
+        let region = &self.shared.region;
+        let look = table.begin(page)?;
+        let frame = look.frame as usize * PAGE_BYTES;
+        match &request.buffers[..] {
+            [one] if alone => {
+                let skip = (request.sector % PAGE_SECTORS * SECTOR) as usize;
+                one.copy_from(region, frame + skip);
+            }
+            buffers => {
+                let (skip, begin, len) = meeting(request, page);
+                copy(buffers, skip, region, frame + begin, len, false);
+            }
+        }
+        table.end(look).then_some(look.frame)
+    }
+
+    /// Takes a request that the core has done. If it is a read whose pages are to be copied, and one has gone, it is done again.
+    fn accept(&mut self, done: Done) {
+        let Completion { request, status } = done.completion;
+        if let Some(hint) = done.to_copy {
+            let (first, last) = pages(&request);
+            let is_there = |page| self.copy_page(&request, page, first == last).is_some();
+            if !(first..=last).all(is_there) && !has(Plant::GoneNotReadAgain) {
+                return self.again.push((request, hint));
+            }
+        }
+        self.inside -= 1;
+        self.done.push(Completion { request, status });
+    }
+
+    /// Has the core do and copy the reads of which a page had gone.
+    fn do_again(&mut self) {
+        if self.again.is_empty() {
+            return;
+        }
+        let mut again = std::mem::take(&mut self.again);
+        self.step(|core, owner| {
+            for (request, hint) in again.drain(..) {
+                core.submit(owner, request, hint, Copies::Inside);
+            }
+        });
+        debug_assert!(self.again.is_empty(), "what is copied inside is copied");
+        self.again = again;
+    }
+
     /// Steps the core, and sends what comes of it on its way.
     fn step(&mut self, f: impl FnOnce(&mut Core<P>, usize)) {
         let shared = Arc::clone(&self.shared);
         let mut out = std::mem::take(&mut self.out);
-        let mut core = shared.core.lock();
+        let mut core = shared.core();
         core.at_time(shared.clock.now());
         f(&mut core, self.owner);
         shared.background_work(&mut core);
@@ -143,25 +190,27 @@ impl<P: Policy> CacheQueue<P> {
         let is_clean = core.is_clean();
         drop(core);
         shared.wake_background(is_clean);
-        let mine = out.done.extract_if(.., |(owner, _)| *owner == self.owner);
-        let before = self.done.len();
-        self.done.extend(mine.map(|(_, done)| done));
-        self.inside -= self.done.len() - before;
+        let mut mine = std::mem::take(&mut self.mine);
+        mine.extend(out.done.extract_if(.., |done| done.owner == self.owner));
         self.handed |= shared.deliver(&mut out, Some((self.owner, &self.end)));
+        mine.drain(..).for_each(|done| self.accept(done));
+        self.mine = mine;
         self.out = out;
     }
 
     /// Takes the completions and I/O that others left for this queue; false if there are none.
     fn collect(&mut self) -> bool {
-        let (inside, done) = (&mut self.inside, &mut self.done);
+        let mut mine = std::mem::take(&mut self.mine);
         let lower = &self.end.lower;
-        self.end.completions.collect(|letters| {
-            *inside -= letters.done.len();
-            done.append(&mut letters.done);
+        let any = self.end.completions.collect(|letters| {
+            mine.append(&mut letters.done);
             if !letters.ios.is_empty() {
                 lower.submit(letters.ios.drain(..).map(|io| io.request));
             }
-        })
+        });
+        mine.drain(..).for_each(|done| self.accept(done));
+        self.mine = mine;
+        any
     }
 
     /// Takes what devices have done, and goes on with it.
@@ -194,6 +243,7 @@ impl<P: Policy> CacheQueue<P> {
             });
         }
         self.ended = ended;
+        self.do_again();
         self.settle();
     }
 
@@ -252,8 +302,7 @@ impl<P: Policy> DeviceQueue for CacheQueue<P> {
                 sequential: false,
             };
             if request.op == Op::Read {
-                let first = request.sector / PAGE_SECTORS;
-                let last = (request.end() - 1) / PAGE_SECTORS;
+                let (first, last) = pages(&request);
                 let accessed = self.streams.is_on(first);
                 hint = self.streams.read(first, last);
                 if last - first < LONGEST_HIT && self.hit(&request, first, last, accessed) {
@@ -278,10 +327,11 @@ impl<P: Policy> DeviceQueue for CacheQueue<P> {
                     core.ended(c.request, c.status);
                 }
                 for (request, hint) in slow.drain(..) {
-                    core.submit(owner, request, hint);
+                    core.submit(owner, request, hint, Copies::Outside);
                 }
             });
             self.ended = ended;
+            self.do_again();
             self.settle();
         }
         self.slow = slow;

@@ -1,21 +1,23 @@
 //! State that the queues of a cache share: the core behind its lock, and the ways between queues.
 
-use crate::core::{Core, Io, Out};
+use crate::core::{Core, Done, Io, Out};
 use crate::counters::Counters;
 use crate::policy::{Policy, Standard};
 use crate::table::Table;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use pvblk_block::memory::Gauge;
 use pvblk_block::stacked::{
     CompletionQueue, LowerQueue, Neighbour, QueueTable, SharedLowerQueue, WaitEntry,
 };
-use pvblk_block::{
-    BlockDevice, Capacity, Clock, Completion, Error, EventHub, QueueContext, Region,
-};
+use pvblk_block::{BlockDevice, Capacity, Clock, Error, EventHub, QueueContext, Region};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
+/// A queue looks so often for the core's lock before its thread sleeps, and pauses in between: some 50 µs together, as another queue's step with
+/// many requests may take.
+const LOOKS: u32 = 300;
+const PAUSES: u32 = 4;
 /// Most requests of one lower queue at the device.
 const DEPTH: u32 = 128;
 
@@ -30,7 +32,7 @@ pub(crate) struct Hits {
 #[derive(Default)]
 pub(crate) struct Letters {
     pub ios: Vec<Io>,
-    pub done: Vec<Completion>,
+    pub done: Vec<Done>,
 }
 
 /// A queue as the others see it.
@@ -150,6 +152,23 @@ impl<P: Policy> Shared<P> {
         })
     }
 
+    /// The core, for a queue. Another queue has it for microseconds, and a thread that slept meanwhile would be woken long after that.
+    pub fn core(&self) -> MutexGuard<'_, Core<P>> {
+        let mut looks = 0;
+        loop {
+            if let Some(core) = self.core.try_lock() {
+                return core;
+            }
+            if looks == LOOKS {
+                return self.core.lock();
+            }
+            looks += 1;
+            for _ in 0..PAUSES {
+                std::hint::spin_loop();
+            }
+        }
+    }
+
     /// Sends I/O on its way and completions to their owners, and wakes owners that have something to do. `own`: the queue that calls, whose lower
     /// queue is used at once, and which has taken its own completions.
     ///
@@ -166,13 +185,13 @@ impl<P: Policy> Shared<P> {
         }
         let others = ios.iter().map(|io| io.runner);
         wake.extend(others.filter(|runner| *runner != Core::BACKGROUND));
-        wake.extend(done.iter().map(|(owner, _)| *owner));
+        wake.extend(done.iter().map(|done| done.owner));
         self.queues.post(wake, |number, _, letters| {
             letters
                 .ios
                 .extend(ios.extract_if(.., |io| io.runner == number));
-            let theirs = done.extract_if(.., |(owner, _)| *owner == number);
-            letters.done.extend(theirs.map(|(_, done)| done));
+            let theirs = done.extract_if(.., |done| done.owner == number);
+            letters.done.extend(theirs);
         });
         // Of queues that were given up.
         done.clear();

@@ -1,7 +1,7 @@
 //! Threads on one cache beside as many threads with a cache each, where no read finds its page.
 //!
 //! `cargo run --release -p pvblk-volume --example cache_threads [THREADS [DEPTH [ROUNDS]]]`; defaults 4, 32, 9. Each thread reads 4 KiB at random from its own part of a memory
-//! disk that is 32 times as large as the cache; the caches of the other way have a thread's part of the frames each. Rounds of both ways and of the first one again (A/A) alternate;
+//! disk that is 16 times as large as the cache; the caches of the other way have a thread's part of the frames each. Rounds of both ways and of the first one again (A/A) alternate;
 //! the figures are the medians of the ratios of neighbours.
 
 use pvblk_block::{BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Readiness, Request};
@@ -12,11 +12,29 @@ use std::time::{Duration, Instant};
 
 /// Frames for each thread, in bytes, and its part of the disk.
 const CACHE_BYTES: u64 = 8 << 20;
-const PART_BYTES: u64 = 256 << 20;
+const PART_BYTES: u64 = 128 << 20;
 const ROUND: Duration = Duration::from_millis(300);
+
+/// Writes all of a disk: memory that was never written costs a page fault where it is read.
+fn fill(disk: &Arc<dyn BlockDevice>) {
+    let mut queue = Queue::open(disk, &QueueContext::new(1)).expect("a queue");
+    let buffer = Buffer::anonymous(1 << 20).expect("memory");
+    buffer.write(0, &vec![1; buffer.len()]);
+    let mut request = Request::with_buffers(Op::Write, 0, vec![buffer], 0);
+    let mut done = Vec::new();
+    for sector in (0..disk.capacity_sectors()).step_by(2048) {
+        request.sector = sector;
+        queue.submit(&mut vec![request]);
+        while done.is_empty() {
+            queue.poll(&mut done);
+        }
+        request = done.pop().expect("it is done").request;
+    }
+}
 
 fn cache(threads: u64) -> Arc<dyn BlockDevice> {
     let inner = pvblk_volume::open(&format!("mem:{}", threads * PART_BYTES)).expect("a disk");
+    fill(&inner);
     let config = CacheConfig::new(threads * CACHE_BYTES);
     Arc::new(PageCache::new(&config, inner).expect("a cache"))
 }

@@ -45,9 +45,10 @@ use crate::table::Table;
 use device_io::{DeviceIo, Purpose};
 use memory::{Memory, Moment};
 use pvblk_block::memory::Gauge;
-use pvblk_block::{CacheState, Completion, Limits, Op, Region, Request, RequestFlags, Status};
+use pvblk_block::{CacheState, Limits, Op, Region, Request, RequestFlags, Status};
 use ranges::Ranges;
 use reads::Reads;
+pub use requests::{Copies, Done};
 use requests::{Kind, Ongoing, Requests};
 use std::sync::Arc;
 use std::time::Instant;
@@ -70,8 +71,7 @@ pub struct Io {
 pub struct Out {
     /// I/O to be started.
     pub ios: Vec<Io>,
-    /// Completions, each with its owner.
-    pub done: Vec<(usize, Completion)>,
+    pub done: Vec<Done>,
     /// Owners that have something to do now.
     pub wake: Vec<usize>,
 }
@@ -168,8 +168,8 @@ impl<P: Policy> Core<P> {
         self.moment.now = now;
     }
 
-    /// A request that isn't a hit.
-    pub fn submit(&mut self, owner: usize, request: Box<Request>, hint: Hint) {
+    /// A request that isn't a hit. `copies` is for reads: large ones are copied inside all the same.
+    pub fn submit(&mut self, owner: usize, request: Box<Request>, hint: Hint, copies: Copies) {
         let sync = self.writes.writes_through() || request.flags.contains(RequestFlags::FUA);
         let kind = match request.op {
             Op::Read => Kind::Read,
@@ -179,7 +179,10 @@ impl<P: Policy> Core<P> {
         };
         let first = request.sector / PAGE_SECTORS;
         let end = request.end().div_ceil(PAGE_SECTORS);
-        let ongoing = Ongoing::new(owner, request, hint, kind, (first, end));
+        let mut ongoing = Ongoing::new(owner, request, hint, kind, (first, end));
+        if kind == Kind::Read && self.memory.keeps(end - first) {
+            ongoing.copies = copies;
+        }
         let number = self.requests.insert(ongoing);
         match kind {
             Kind::Flush => {

@@ -22,6 +22,24 @@ pub enum Kind {
     },
 }
 
+/// The place at which a read's pages are copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copies {
+    /// In the core, under its lock: also if the pages are on their way out again.
+    Inside,
+    /// By the queue that asked, without the lock, once all pages are there.
+    Outside,
+}
+
+/// A request that the core has done.
+pub struct Done {
+    /// The queue that it came from.
+    pub owner: usize,
+    pub completion: Completion,
+    /// It is a read whose pages its owner is to copy; if one has gone meanwhile, it is to be submitted again, with this.
+    pub to_copy: Option<Hint>,
+}
+
 /// A request and how far it has got.
 pub struct Ongoing {
     /// The queue that it came from.
@@ -29,6 +47,7 @@ pub struct Ongoing {
     pub request: Box<Request>,
     pub hint: Hint,
     pub kind: Kind,
+    pub copies: Copies,
     /// The next page, and the first page behind the last.
     pub at: u64,
     pub end: u64,
@@ -57,6 +76,7 @@ impl Ongoing {
             request,
             hint,
             kind,
+            copies: Copies::Inside,
             at,
             end,
             pending: 0,
@@ -86,7 +106,7 @@ pub struct Requests {
     /// Parked requests of each owner.
     parked: Vec<Vec<u32>>,
     wake: Vec<usize>,
-    done: Vec<(usize, Completion)>,
+    done: Vec<Done>,
 }
 
 impl Requests {
@@ -141,12 +161,25 @@ impl Requests {
     #[allow(clippy::boxed_local)] // It comes out of its place so.
     pub fn complete(&mut self, number: u32, ongoing: Box<Ongoing>) {
         self.all.remove(number as usize);
-        let (owner, request, status) = (ongoing.owner, ongoing.request, ongoing.status);
-        if ongoing.is_parked {
+        let Ongoing {
+            owner,
+            request,
+            status,
+            hint,
+            copies,
+            is_parked,
+            ..
+        } = *ongoing;
+        let to_copy = (copies == Copies::Outside && status == Status::Ok).then_some(hint);
+        if is_parked {
             // Something else that it waited for has ended. Its number is soon another request's.
             self.parked[owner].retain(|&n| n != number);
         }
-        self.done.push((owner, Completion { request, status }));
+        self.done.push(Done {
+            owner,
+            completion: Completion { request, status },
+            to_copy,
+        });
     }
 
     /// The request, which is out of its place, goes on in its owner's next turn.
@@ -197,7 +230,7 @@ impl Requests {
     }
 
     /// Moves completions and owners to be woken to empty lists.
-    pub fn take_news(&mut self, done: &mut Vec<(usize, Completion)>, wake: &mut Vec<usize>) {
+    pub fn take_news(&mut self, done: &mut Vec<Done>, wake: &mut Vec<usize>) {
         debug_assert!(done.is_empty() && wake.is_empty());
         if !self.done.is_empty() {
             std::mem::swap(&mut self.done, done);

@@ -22,6 +22,11 @@ use pvblk_block::memory::Gauge;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// A read whose pages have this part of the frames, or less, finds them when all have come: between the first and the last, reclaim takes older ones.
+const KEPT_PART: u64 = 16;
+/// Pages of the largest such read: others want their frames, too.
+const MOST_KEPT: u64 = 64;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Frame {
     /// The allocator has it, or a request that has not enough of them yet.
@@ -210,11 +215,20 @@ impl<P: Policy> Memory<P> {
         self.table.open(frame, self.table.is_marked(frame));
     }
 
-    /// Copies the part of a page that a request reads. True if it is the first use of a page that was read in advance.
-    pub fn copy_out(&mut self, request: &Request, page: u64, frame: u32) -> bool {
+    /// True if so many pages of a read are most likely still there when all of them have come.
+    pub fn keeps(&self, pages: u64) -> bool {
+        pages <= MOST_KEPT && KEPT_PART * pages <= self.frames.len() as u64
+    }
+
+    /// Copies the part of a page that a request reads.
+    pub fn copy_out(&self, request: &Request, page: u64, frame: u32) {
         let (skip, first, len) = meeting(request, page);
         let offset = frame as usize * PAGE_BYTES + first;
         copy(&request.buffers, skip, &self.region, offset, len, false);
+    }
+
+    /// Counts an access. True if it is the first use of a page that was read in advance.
+    pub fn touch(&mut self, frame: u32) -> bool {
         self.table.touch(frame)
     }
 

@@ -1,12 +1,21 @@
 //! Reads: pages that are there are copied, the others are read together with those that will be wanted next.
 
 use super::MOST_PENDING;
+use crate::core::memory::Memory;
 use crate::core::reads::{Filling, Room};
-use crate::core::requests::{Kind, Ongoing};
+use crate::core::requests::{Copies, Kind, Ongoing};
 use crate::core::waiters::{Chain, NO_PAGE};
 use crate::core::{BACKGROUND, Core};
 use crate::policy::{Policy, Shortfall};
 use pvblk_block::Status;
+
+/// A read uses a page, and gets its part of it if the core copies. True if it is the first use of a page that was read in advance.
+fn give<P: Policy>(memory: &mut Memory<P>, read: &Ongoing, page: u64, frame: u32) -> bool {
+    if read.copies == Copies::Inside {
+        memory.copy_out(&read.request, page, frame);
+    }
+    memory.touch(frame)
+}
 
 impl<P: Policy> Core<P> {
     /// True if the request is done.
@@ -56,7 +65,7 @@ impl<P: Policy> Core<P> {
                 read.pending += 1;
                 self.waiters.add(frame, number, page);
             } else {
-                let ahead = self.memory.copy_out(&read.request, page, frame);
+                let ahead = give(&mut self.memory, read, page, frame);
                 self.reads.count_hit(ahead);
             }
         }
@@ -218,7 +227,7 @@ impl<P: Policy> Core<P> {
                 request.pending -= 1;
                 match status {
                     Status::Ok => {
-                        let ahead = self.memory.copy_out(&request.request, page, frame);
+                        let ahead = give(&mut self.memory, request, page, frame);
                         self.reads.count_use(ahead);
                     }
                     _ => request.status = status,

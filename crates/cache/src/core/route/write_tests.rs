@@ -1,7 +1,7 @@
 //! Writes with write-through on a device that fails, and the reads after them.
 
 use crate::config::{CacheConfig, Mode};
-use crate::core::{Core, Io, Out, Store};
+use crate::core::{Copies, Core, Io, Out, Store};
 use crate::policy::Standard;
 use crate::readahead::Hint;
 use crate::table::Table;
@@ -54,7 +54,7 @@ impl Bench {
         let buffer = Buffer::anonymous(sectors * SECTOR as usize).unwrap();
         buffer.write(0, &vec![contents; buffer.len()]);
         let request = Request::with_buffers(op, sector, vec![buffer], tag);
-        self.core.submit(1, request, HINT);
+        self.core.submit(1, request, HINT, Copies::Inside);
         self.take_out();
     }
 
@@ -62,7 +62,7 @@ impl Bench {
         let mut out = Out::default();
         self.core.take_out(&mut out);
         self.at_device.extend(out.ios);
-        for (_, done) in out.done {
+        for done in out.done.into_iter().map(|done| done.completion) {
             let contents = done.request.buffers.first().map_or(0, first_byte);
             self.done.push((done.request.tag, done.status, contents));
         }
