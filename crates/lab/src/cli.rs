@@ -405,6 +405,9 @@ pub struct VhostArgs {
     /// Numbers of queues
     #[arg(long, value_delimiter = ',', default_value = "1,2")]
     pub queues: Vec<u16>,
+    /// Disks of each kind that are used together, of 256 MiB in all. With several, clients only sleep
+    #[arg(long, default_value_t = 1)]
+    pub disks: usize,
     /// The folder in which SPDK was built: its vhost target is measured, too. It has huge pages if a hugetlbfs is mounted and 1280 MiB are free
     #[arg(long, value_name = "FOLDER")]
     pub spdk: Option<PathBuf>,

@@ -184,9 +184,13 @@ fn run_vhost(args: &VhostArgs) -> Result<()> {
     if args.queues.is_empty() || args.queues.iter().any(|q| !(1..=4).contains(q)) {
         bail!("--queues must be from 1 to 4");
     }
+    if !(1..=64).contains(&args.disks) {
+        bail!("--disks must be from 1 to 64");
+    }
     let options = vhost::VhostOptions {
         depths: args.depths.clone(),
         queues: args.queues.clone(),
+        disks: args.disks,
         runs: args.runs,
         seconds: args.seconds,
         spdk: args.spdk.clone(),

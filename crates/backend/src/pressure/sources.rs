@@ -57,7 +57,7 @@ enum Wait {
 pub struct PressureSources {
     waits: Vec<Wait>,
     marks: Vec<Watermark>,
-    /// Readable when somebody wrote a limit of a watermark.
+    /// Readable when somebody opened or wrote a limit of a watermark.
     written: Option<OwnedFd>,
     states: Vec<PressureSourceState>,
 }
@@ -269,7 +269,7 @@ struct Listener {
     poller: Poller,
     waits: Vec<Wait>,
     marks: Vec<Watermark>,
-    /// Readable when somebody wrote a limit of a watermark.
+    /// Readable when somebody opened or wrote a limit of a watermark.
     written: Option<OwnedFd>,
     pressure: Arc<Pressure>,
     stop: Arc<AtomicBool>,
@@ -291,7 +291,7 @@ impl Listener {
             for event in &events {
                 let at = event.token as usize;
                 if event.token == LIMITS {
-                    self.limits_changed();
+                    self.limits_opened();
                 } else if let Some(wait) = self.waits.get_mut(at) {
                     told |= heard(wait);
                 } else if let Some(mark) = self.marks.get_mut(at - marks) {
@@ -312,15 +312,16 @@ impl Listener {
         }
     }
 
-    fn limits_changed(&mut self) {
+    fn limits_opened(&mut self) {
         if let Some(written) = &self.written {
             let mut events = [0; 4096];
             while rustix::io::read(written, &mut events).is_ok_and(|n| n > 0) {}
         }
-        self.marks.iter_mut().for_each(Watermark::limit_changed);
+        let now = Instant::now();
+        self.marks.iter_mut().for_each(|m| m.limit_opened(now));
     }
 
-    /// True if a watermark whose time has come is low, and pools have something to give. Threshold events that
+    /// True if pools have something to give and a watermark whose time has come is low. Threshold events that
     /// the kernel has are set on the way.
     fn look(&mut self) -> bool {
         let now = Instant::now();
@@ -339,13 +340,17 @@ impl Listener {
             if !due(mark) {
                 continue;
             }
+            if !self.worth {
+                mark.glance(now);
+                continue;
+            }
             is_low |= mark.is_low(now);
             // Setting an event takes the kernel a while, so it is left out under pressure.
             if !is_low && let Some(event) = mark.new_threshold() {
                 let _ = self.poller.add(event.as_fd(), token, false);
             }
         }
-        is_low && self.worth
+        is_low
     }
 
     /// Time until the next look.
@@ -359,15 +364,17 @@ impl Listener {
     }
 }
 
-/// A descriptor that is readable when somebody wrote a limit of these watermarks, which then know that they are
-/// told. The kernel tells writes to files of cgroups as it does for others (inotify(7)).
+/// A descriptor that is readable when somebody opened or wrote a limit of these watermarks, which then know that
+/// they are told. The kernel tells it of files of cgroups as of others (inotify(7)).
 fn written_limits(marks: &mut [Watermark]) -> Option<OwnedFd> {
     use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
     let written = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok()?;
     for mark in marks {
-        let watch = |file| inotify::add_watch(&written, file, WatchFlags::MODIFY).is_ok();
+        let watch = |file| {
+            inotify::add_watch(&written, file, WatchFlags::OPEN | WatchFlags::MODIFY).is_ok()
+        };
         if mark.limit_files().all(watch) {
-            mark.limit_is_told();
+            mark.tell_limit(Instant::now());
         }
     }
     Some(written)
@@ -485,7 +492,7 @@ mod tests {
             .wait(&mut events, Some(Duration::ZERO))
             .unwrap();
         assert_eq!(events[0].token, LIMITS);
-        listener.limits_changed();
+        listener.limits_opened();
         assert!(listener.marks[0].next_look(now) <= Instant::now());
         // It isn't told again.
         events.clear();

@@ -19,16 +19,19 @@ const MOVES: u64 = 256 << 10;
 const THRESHOLD_ABOVE: u64 = 8 << 20;
 /// The interval while one thread can't take what is left.
 const LOOK_FAR: Duration = Duration::from_millis(50);
-/// The interval while all CPUs together can't take what is left, and the limit can't change unseen: a look
+/// The interval while all CPUs together can't take what is left, and nobody is at the limit's file: a look
 /// costs some 60 us of CPU on a machine that sleeps.
-const LOOK_FARTHEST: Duration = Duration::from_secs(2);
+const LOOK_FARTHEST: Duration = Duration::from_secs(1);
+/// After somebody opened the file of a limit the limit is read often for this time: the kernel may reclaim and
+/// kill while it is being written, and tells the write when it is over.
+const MAY_WRITE: Duration = Duration::from_secs(2);
 /// Greatest rate at which one thread takes memory, in bytes a millisecond: one that touches large pages.
 const FASTEST: u64 = 4 << 20;
 /// Most threads that take memory at that rate: memory itself isn't faster.
 const THREADS: u64 = 16;
 /// Bytes that may be taken at that rate while pools are given back.
 const MEANWHILE: u64 = 128 << 20;
-/// Interval at which a group's limit is read where the kernel doesn't tell that somebody wrote it.
+/// Interval at which a group's limit is read while somebody may write it.
 const ASK_LIMIT: Duration = Duration::from_millis(50);
 /// Longest time between two looks from which a rate is computed.
 const SAME_RATE: Duration = Duration::from_millis(100);
@@ -48,8 +51,9 @@ pub(super) struct Watermark {
     last: Option<(Instant, u64)>,
     /// A group's limit, if it has one, and the time at which it was read.
     limit: Option<(Instant, Option<u64>)>,
-    /// [`Watermark::limit_changed`] is called when somebody writes the group's limit.
-    limit_is_told: bool,
+    /// [`Watermark::limit_opened`] is called when somebody opens or writes the group's limit; until this time
+    /// somebody may write it without another call.
+    limit_told: Option<Instant>,
     /// Threads of this machine that can take memory at once.
     threads: u64,
     threshold: Option<Threshold>,
@@ -83,9 +87,12 @@ fn margin_of(total: u64) -> u64 {
     (total / 32).clamp(4 << 20, 256 << 20).min(total / 4)
 }
 
-/// CPUs of this machine.
+/// CPUs that this machine has or may get.
 fn cpus() -> u64 {
-    std::fs::read_dir("/sys/bus/cpu/devices").map_or(THREADS, |cpus| cpus.count() as u64)
+    let list = std::fs::read_to_string("/sys/devices/system/cpu/possible").unwrap_or_default();
+    let last = list.trim().rsplit(['-', ',']).next();
+    let last = last.and_then(|last| last.parse::<u64>().ok());
+    last.map_or(THREADS, |last| last + 1)
 }
 
 impl Watermark {
@@ -138,7 +145,7 @@ impl Watermark {
             next_look: None,
             last: None,
             limit: None,
-            limit_is_told: false,
+            limit_told: None,
             threads: cpus().clamp(1, THREADS),
             threshold: None,
             threshold_at: None,
@@ -155,31 +162,36 @@ impl Watermark {
         limits.iter().map(|(path, _)| &**path)
     }
 
-    /// From now on [`Watermark::limit_changed`] is called when somebody writes one of the limits.
-    pub fn limit_is_told(&mut self) {
-        self.limit_is_told = true;
+    /// From now on [`Watermark::limit_opened`] is called when somebody opens or writes one of the limits.
+    pub fn tell_limit(&mut self, now: Instant) {
+        self.limit_told = Some(now);
     }
 
-    /// Somebody may have written a limit: the watermark is to be looked at now.
-    pub fn limit_changed(&mut self) {
+    /// Somebody has opened or written a limit: the watermark is to be looked at now.
+    pub fn limit_opened(&mut self, now: Instant) {
         self.limit = None;
         self.next_look = None;
+        // A lower limit isn't memory that was taken.
+        self.forget();
+        if let Some(until) = &mut self.limit_told {
+            *until = now + MAY_WRITE;
+        }
     }
 
-    /// Longest time between two looks: a limit doesn't change unseen for longer.
-    fn farthest(&self) -> Duration {
-        match self.kind {
-            Kind::Group { .. } if !self.limit_is_told => ASK_LIMIT,
-            _ => LOOK_FARTHEST,
+    /// Longest time from now to the next look.
+    fn farthest(&self, now: Instant) -> Duration {
+        let is_group = matches!(self.kind, Kind::Group { .. });
+        match is_group && self.limit_told.is_none_or(|until| now < until) {
+            true => ASK_LIMIT,
+            false => LOOK_FARTHEST,
         }
     }
 
     fn limit(&mut self, now: Instant) -> Option<u64> {
-        let farthest = self.farthest();
         let Kind::Group { limits, .. } = &self.kind else {
             return None;
         };
-        let is_fresh = |(at, _): &(Instant, _)| now < *at + farthest;
+        let is_fresh = |(at, _): &(Instant, _)| now < *at + ASK_LIMIT;
         if self.limit.as_ref().is_none_or(|l| !is_fresh(l)) {
             let text = &mut self.text;
             let limits = limits.iter();
@@ -189,12 +201,12 @@ impl Watermark {
         self.limit.and_then(|(_, limit)| limit)
     }
 
-    /// Time in which nobody can take so many bytes.
-    fn time_to_take(&self, bytes: u64) -> Duration {
+    /// Time from now in which tasks that touch memory can't take so many bytes. Huge pages can be set aside faster.
+    fn time_to_take(&self, bytes: u64, now: Instant) -> Duration {
         let spare = bytes.saturating_sub(MEANWHILE);
         let one = Duration::from_millis(spare / FASTEST).min(LOOK_FAR);
         let all = Duration::from_millis(spare / (FASTEST * self.threads));
-        one.max(all.min(self.farthest()))
+        one.max(all.min(self.farthest(now)))
     }
 
     /// Least number of bytes left that isn't pressure; `None`: there is no limit now.
@@ -273,7 +285,7 @@ impl Watermark {
     /// True if less is left than the margin, or than will soon be taken.
     pub fn is_low(&mut self, now: Instant) -> bool {
         let Some((left, margin)) = self.left(now) else {
-            self.next_look = Some(now + self.farthest());
+            self.next_look = Some(now + self.farthest(now));
             return false;
         };
         let is_still = self.last.is_some_and(|(_, l)| l.abs_diff(left) < MOVES);
@@ -285,17 +297,26 @@ impl Watermark {
                 true => LOOK_STILL,
                 false => LOOK,
             };
-            self.next_look = Some(now + self.time_to_take(left - bound).max(least));
+            self.next_look = Some(now + self.time_to_take(left - bound, now).max(least));
             return false;
         }
         // Memory of the page cache is as good as free; reading its size is expensive.
         let cache = self.page_cache();
         let wait = match ((left + cache) / 2).checked_sub(bound) {
-            Some(more) => self.time_to_take(more).max(LOOK_FAR),
+            Some(more) => self.time_to_take(more, now).max(LOOK_FAR),
             None => LOOK,
         };
         self.next_look = Some(now + wait);
         left + cache < bound
+    }
+
+    /// A cheap look while there is nothing to give: it says only when the next one is due.
+    pub fn glance(&mut self, now: Instant) {
+        let far = match self.left(now) {
+            Some((left, margin)) => self.time_to_take(left.saturating_sub(margin), now),
+            None => self.farthest(now),
+        };
+        self.next_look = Some(now + far.max(LOOK_FAR));
     }
 
     /// Bytes that are left, and the margin.
@@ -449,26 +470,35 @@ mod tests {
         };
         // Its limit may change unseen.
         assert_eq!(wait(&mut mark, start), ASK_LIMIT);
-        mark.limit_is_told();
+        mark.tell_limit(start);
+        assert_eq!(wait(&mut mark, start), LOOK_FARTHEST);
+        mark.limit_opened(start);
+        assert_eq!(wait(&mut mark, start), ASK_LIMIT);
+        let start = start + MAY_WRITE;
         assert_eq!(wait(&mut mark, start), LOOK_FARTHEST);
         // Two threads can take 4 GiB in half a second.
         write("memory.max", &(4u64 << 30).to_string());
-        mark.limit_changed();
+        mark.forget();
+        let start = start + ASK_LIMIT;
         let some = wait(&mut mark, start);
         let half = Duration::from_millis(500);
         assert!(some > half - LOOK_FAR && some < half, "{some:?}");
+        mark.glance(start);
+        assert_eq!(mark.next_look(start) - start, some);
         // A limit that is set later is told.
         write("memory.max", "max\n");
-        mark.limit_changed();
+        let start = start + ASK_LIMIT;
         assert_eq!(wait(&mut mark, start), LOOK_FARTHEST);
         // Its page cache can be had, but only as fast as anything else.
         write("memory.max", &(4u64 << 30).to_string());
         write("memory.current", &((4u64 << 30) - 1).to_string());
         write("memory.stat", &format!("active_file {}\n", 3u64 << 30));
-        mark.limit_changed();
         mark.forget();
+        let start = start + ASK_LIMIT;
         let some = wait(&mut mark, start);
         assert!(some > LOOK_FAR && some < half, "{some:?}");
+        mark.glance(start);
+        assert_eq!(mark.next_look(start) - start, LOOK_FAR);
         std::fs::remove_dir_all(&dir).unwrap();
     }
 

@@ -61,6 +61,8 @@ pub struct LaneEntry {
     pub used: bool,
     pub deadline: Option<Instant>,
     spin: SpinWindow,
+    /// The longest spin window while nothing is in flight.
+    longest_at_rest: Duration,
     pub device_fd_added: bool,
     /// The poller's interest in the source: reading and writing.
     pub interest: (bool, bool),
@@ -69,18 +71,24 @@ pub struct LaneEntry {
     arrived: Option<Instant>,
 }
 
+/// The longest spin window of a lane now, if it is `max` where a look costs nothing. A look at a socket is a system call, so the lane polls it for less time.
+fn longest(lane: &Lane, max: Duration) -> Duration {
+    match lane.polls_by_syscall() {
+        true => max * 2 / 5,
+        false => max,
+    }
+}
+
 const NOTHING: (bool, bool) = (false, false);
 
 impl LaneEntry {
     /// The lane has found no work at `now`, or earlier. Returns true if it is polled on, for `max` at most.
     pub fn is_polled_on(&mut self, now: Instant, max: Duration) -> bool {
         let idle = *self.idle_since.get_or_insert_with(|| {
-            let lane = self.lane.as_ref();
-            // A look at a socket is a system call, so the lane polls it for less time.
-            let by_syscall = lane.is_some_and(|lane| lane.polls_by_syscall());
+            let lane = self.lane.as_deref();
             IdleSince {
                 since: now,
-                longest: if by_syscall { max * 2 / 5 } else { max },
+                longest: lane.map_or(max, |lane| longest(lane, max)),
                 hold: lane.and_then(|lane| lane.hold()),
             }
         });
@@ -101,7 +109,8 @@ impl LaneEntry {
                 slept: self.asleep,
             });
             if let Some(lane) = &self.lane {
-                lane.counting().polled_for(self.spin.get(idle.longest));
+                let window = self.spin.get(self.longest_at_rest);
+                lane.counting().polled_for(window);
             }
         }
     }
@@ -252,9 +261,9 @@ impl LaneTable {
         end: End,
     ) -> &mut LaneEntry {
         self.active.push(index);
-        let spin = SpinWindow::default();
+        let (spin, longest_at_rest) = (SpinWindow::default(), longest(&lane, self.spin_max));
         lane.counting().came_to(home.number());
-        lane.counting().polled_for(spin.get(self.spin_max));
+        lane.counting().polled_for(spin.get(longest_at_rest));
         self.entries[index].insert(LaneEntry {
             home,
             name: lane.describe(),
@@ -271,6 +280,7 @@ impl LaneTable {
             used: true,
             deadline: None,
             spin,
+            longest_at_rest,
             device_fd_added: false,
             interest: (true, false),
             weight: Weight::default(),

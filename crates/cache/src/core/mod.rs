@@ -221,12 +221,17 @@ impl<P: Policy> Core<P> {
 
     /// Completes a request that is out of its place.
     fn complete(&mut self, number: u32, mut request: Box<Ongoing>) {
+        self.give_up_filling(&mut request);
+        self.requests.complete(number, request);
+    }
+
+    /// A request has no pages read any more.
+    fn give_up_filling(&mut self, request: &mut Ongoing) {
         if let Some(mut filling) = request.filling.take() {
             let frames = filling.take_frames(false);
             self.memory.give_up(request.owner, frames.iter().copied());
             self.reads.keep_list(frames);
         }
-        self.requests.complete(number, request);
     }
 
     /// A frame for a request; `None`: it is to be parked.

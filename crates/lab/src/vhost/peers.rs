@@ -59,19 +59,22 @@ impl Drop for Peer {
     }
 }
 
-/// A null disk of `bytes`, which fills buffers with zeros.
-pub fn start_qemu(socket: &Path, bytes: u64, queues: u16, cpu: usize) -> Result<Peer> {
-    let disk = format!("driver=null-co,node-name=d,size={bytes},read-zeroes=on");
-    let export = format!(
-        "type=vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path={},writable=on,num-queues={queues},iothread=t",
-        socket.display()
-    );
+/// Null disks of `bytes` each, which fill buffers with zeros, one for each socket.
+pub fn start_qemu(sockets: &[PathBuf], bytes: u64, queues: u16, cpu: usize) -> Result<Peer> {
     let mut command = child::on_cpu(Some(cpu), QEMU);
-    command
-        .args(["--object", "iothread,id=t"])
-        .args(["--blockdev", &disk, "--export", &export]);
+    command.args(["--object", "iothread,id=t"]);
+    for (n, socket) in sockets.iter().enumerate() {
+        let disk = format!("driver=null-co,node-name=d{n},size={bytes},read-zeroes=on");
+        let export = format!(
+            "type=vhost-user-blk,id=e{n},node-name=d{n},addr.type=unix,addr.path={},writable=on,num-queues={queues},iothread=t",
+            socket.display()
+        );
+        command.args(["--blockdev", &disk, "--export", &export]);
+    }
     let mut peer = Peer::spawn(command, QEMU)?;
-    peer.wait_for(socket, QEMU)?;
+    for socket in sockets {
+        peer.wait_for(socket, QEMU)?;
+    }
     Ok(peer)
 }
 
@@ -99,16 +102,22 @@ pub fn spdk_program(build: &Path) -> Result<PathBuf> {
 /// SPDK's vhost target, which lies in a folder with its sockets.
 pub struct Spdk {
     pub process: Peer,
-    /// Its null disk, which doesn't touch buffers.
-    pub null: PathBuf,
-    /// Its disk in memory.
-    pub malloc: PathBuf,
+    /// Its null disks, which don't touch buffers.
+    pub null: Vec<PathBuf>,
+    /// Its disks in memory.
+    pub malloc: Vec<PathBuf>,
 }
 
 impl Spdk {
-    /// Starts it on one CPU, with disks of `bytes`. It has huge pages if enough of them are free.
-    pub fn start(program: &Path, dir: &Path, bytes: u64, cpu: usize) -> Result<Spdk> {
+    /// Starts it on one CPU, with so many disks of so many bytes of each kind. It has huge pages if enough of them are free.
+    pub fn start(
+        program: &Path,
+        dir: &Path,
+        (disks, of_each): (usize, u64),
+        cpu: usize,
+    ) -> Result<Spdk> {
         ensure!(cpu < 64, "SPDK is given its CPU as a mask of 64");
+        let bytes = disks as u64 * of_each;
         let (memory_mib, mask) = (memory_mib(bytes), format!("{:#x}", 1u64 << cpu));
         let rpc = dir.join("rpc");
         // If this program is killed, SPDK ends too, even if it stands still.
@@ -142,18 +151,22 @@ impl Spdk {
         process.wait_for(&rpc, &name).with_context(told)?;
         let mut calls = Calls::connect(&rpc)?;
         calls.call("framework_wait_init", json!({}))?;
-        let blocks = bytes / 512;
-        let disk = |name: &str| json!({"name": name, "num_blocks": blocks, "block_size": 512});
-        for (name, method) in [
-            ("null", "bdev_null_create"),
-            ("malloc", "bdev_malloc_create"),
-        ] {
-            calls.call(method, disk(name))?;
-            let controller = json!({"ctrlr": name, "dev_name": name, "cpumask": mask});
-            calls.call("vhost_create_blk_controller", controller)?;
-            process.wait_for(&dir.join(name), name)?;
-        }
-        let (null, malloc) = (dir.join("null"), dir.join("malloc"));
+        let blocks = of_each / 512;
+        let mut make = |kind: &str, method: &str| -> Result<Vec<PathBuf>> {
+            let mut sockets = Vec::new();
+            for n in 0..disks {
+                let name = format!("{kind}{n}");
+                let disk = json!({"name": name, "num_blocks": blocks, "block_size": 512});
+                calls.call(method, disk)?;
+                let controller = json!({"ctrlr": name, "dev_name": name, "cpumask": mask});
+                calls.call("vhost_create_blk_controller", controller)?;
+                process.wait_for(&dir.join(&name), &name)?;
+                sockets.push(dir.join(&name));
+            }
+            Ok(sockets)
+        };
+        let null = make("null", "bdev_null_create")?;
+        let malloc = make("malloc", "bdev_malloc_create")?;
         Ok(Spdk {
             process,
             null,

@@ -36,7 +36,7 @@ pub struct DiskShown {
     /// Connections and front ends that use it now, in the order in which they came.
     #[serde(default)]
     pub clients: Vec<ClientShown>,
-    /// Queues of these, in the order in which they came. Only `disk show` tells them.
+    /// Queues of these, in the order in which they came. `disk list` leaves them out.
     #[serde(default)]
     pub queues: Vec<QueueShown>,
     /// Where it can be reached.

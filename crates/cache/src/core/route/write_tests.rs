@@ -1,4 +1,4 @@
-//! Writes with write-through on a device that fails, and the reads after them.
+//! Writes with write-through on a device that fails, and the reads after them; reads of a device that has become smaller.
 
 use crate::config::{CacheConfig, Mode};
 use crate::core::{Copies, Core, Io, Out, Store};
@@ -194,4 +194,22 @@ fn a_whole_page_is_written_though_its_older_version_failed() {
     assert_eq!(bench.statuses()[1], (2, Status::Ok));
     assert_eq!(bench.medium[..9], [2, 2, 2, 2, 2, 2, 2, 2, 0]);
     assert_eq!(bench.read(0), 2);
+}
+
+/// A read may come to the core again after its page has gone with a part of the device. It waited for ever, with the core's lock.
+#[test]
+fn reads_behind_a_new_end_fail() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.read(40), 0);
+    let before = bench.done.len();
+    assert!(bench.core.resize(36));
+    // Of a page that has gone, over the end, and of the part that is left.
+    for (sector, sectors, tag) in [(40, 1, 7), (32, 8, 8), (32, 4, 9)] {
+        bench.submit(Op::Read, sector, sectors, 0, tag);
+    }
+    while !bench.at_device.is_empty() {
+        bench.end_one(Status::Ok);
+    }
+    let expected = [(7, Status::IoError), (8, Status::IoError), (9, Status::Ok)];
+    assert_eq!(bench.statuses()[before..], expected);
 }
