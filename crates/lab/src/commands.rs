@@ -202,8 +202,7 @@ fn run_vhost(args: &VhostArgs) -> Result<()> {
         charts: Vec::new(),
         checks: result.checks(),
     };
-    save(&args.checked.output, &result, &shown)?;
-    judge(&args.checked, &shown.checks)
+    conclude(&args.checked, &result, &shown)
 }
 
 fn run_idle(args: &IdleArgs) -> Result<()> {
@@ -245,7 +244,10 @@ fn run_crash(args: &CrashArgs) -> Result<()> {
     save(&args.output, &result, &Shown::text(result.table()))
 }
 
-fn judge(args: &CheckedArgs, checks: &[verdict::Check]) -> Result<()> {
+/// Writes and prints the result, and compares it with the expected figures if that is asked for.
+fn conclude(args: &CheckedArgs, result: &impl Serialize, shown: &Shown) -> Result<()> {
+    save(&args.output, result, shown)?;
+    let checks = &shown.checks;
     if !args.check || verdict::print(checks) {
         return Ok(());
     }
@@ -279,8 +281,7 @@ fn run_rings(args: &SweepArgs) -> Result<()> {
         charts: result.charts(),
         checks: result.checks(),
     };
-    save(&args.run.checked.output, &result, &shown)?;
-    judge(&args.run.checked, &shown.checks)
+    conclude(&args.run.checked, &result, &shown)
 }
 
 fn run_queues(args: &SweepArgs) -> Result<()> {
@@ -301,8 +302,7 @@ fn run_queues(args: &SweepArgs) -> Result<()> {
         charts: result.charts(),
         checks: result.checks(),
     };
-    save(&args.run.checked.output, &result, &shown)?;
-    judge(&args.run.checked, &shown.checks)
+    conclude(&args.run.checked, &result, &shown)
 }
 
 fn run_stripe_queue(args: &StripeQueueArgs) -> Result<()> {
@@ -338,8 +338,7 @@ fn run_stripe_queue(args: &StripeQueueArgs) -> Result<()> {
         charts: result.charts(),
         checks: result.checks(),
     };
-    save(&args.run.checked.output, &result, &shown)?;
-    judge(&args.run.checked, &shown.checks)
+    conclude(&args.run.checked, &result, &shown)
 }
 
 fn run_submitters(args: &SubmittersArgs) -> Result<()> {
@@ -369,8 +368,7 @@ fn run_submitters(args: &SubmittersArgs) -> Result<()> {
         charts: result.charts(),
         checks: result.checks(),
     };
-    save(&args.checked.output, &result, &shown)?;
-    judge(&args.checked, &shown.checks)
+    conclude(&args.checked, &result, &shown)
 }
 
 fn run_protection(args: &ProtectionArgs) -> Result<()> {
@@ -389,8 +387,7 @@ fn run_protection(args: &ProtectionArgs) -> Result<()> {
         charts: result.charts(),
         checks: result.checks(),
     };
-    save(&args.checked.output, &result, &shown)?;
-    judge(&args.checked, &shown.checks)
+    conclude(&args.checked, &result, &shown)
 }
 
 fn run_squeeze(args: &SqueezeArgs) -> Result<()> {
@@ -421,8 +418,7 @@ fn run_squeeze(args: &SqueezeArgs) -> Result<()> {
         charts: result.charts(),
         checks: result.checks(),
     };
-    save(&args.run.checked.output, &result, &shown)?;
-    judge(&args.run.checked, &shown.checks)
+    conclude(&args.run.checked, &result, &shown)
 }
 
 fn run_md(args: &MdArgs) -> Result<()> {
@@ -450,8 +446,7 @@ fn run_md(args: &MdArgs) -> Result<()> {
         charts: Vec::new(),
         checks: result.checks(),
     };
-    save(&args.checked.output, &result, &shown)?;
-    judge(&args.checked, &shown.checks)
+    conclude(&args.checked, &result, &shown)
 }
 
 fn run_page_order(args: &PageOrderArgs) -> Result<()> {
@@ -494,8 +489,7 @@ fn run_page_order(args: &PageOrderArgs) -> Result<()> {
         shown.text += &real.table();
         shown.checks.extend(real.checks());
     }
-    save(&args.run.checked.output, &result, &shown)?;
-    judge(&args.run.checked, &shown.checks)
+    conclude(&args.run.checked, &result, &shown)
 }
 
 /// Both parts of the experiment, as far as they were run.
@@ -522,8 +516,7 @@ fn run_hit_rates(args: &HitRatesArgs) -> Result<()> {
         charts: Vec::new(),
         checks: result.checks(),
     };
-    save(&args.run.checked.output, &result, &shown)?;
-    judge(&args.run.checked, &shown.checks)
+    conclude(&args.run.checked, &result, &shown)
 }
 
 fn run_fio(args: &FioArgs) -> Result<()> {
@@ -538,6 +531,5 @@ fn run_fio(args: &FioArgs) -> Result<()> {
         charts: Vec::new(),
         checks: result.checks()?,
     };
-    save(&args.checked.output, &result, &shown)?;
-    judge(&args.checked, &shown.checks)
+    conclude(&args.checked, &result, &shown)
 }
