@@ -34,6 +34,8 @@ const TOGETHER: Duration = Duration::from_millis(2);
 const WORTH_BYTES: u64 = 256 << 10;
 const STOP: u64 = u64::MAX;
 const LIMITS: u64 = STOP - 1;
+/// A task that opens files of limits again and again wakes the thread once in this time.
+const DEAF: Duration = Duration::from_millis(50);
 
 /// One source and its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -218,6 +220,7 @@ impl PressureSources {
             waits: self.waits,
             marks: self.marks,
             written: self.written,
+            deaf_until: None,
             pressure,
             stop: Arc::clone(&stop),
             signals: Arc::clone(&signals),
@@ -271,6 +274,8 @@ struct Listener {
     marks: Vec<Watermark>,
     /// Readable when somebody opened or wrote a limit of a watermark.
     written: Option<OwnedFd>,
+    /// The poller hasn't that descriptor until then.
+    deaf_until: Option<Instant>,
     pressure: Arc<Pressure>,
     stop: Arc<AtomicBool>,
     signals: Arc<AtomicU64>,
@@ -313,18 +318,31 @@ impl Listener {
     }
 
     fn limits_opened(&mut self) {
+        let now = Instant::now();
         if let Some(written) = &self.written {
             let mut events = [0; 4096];
             while rustix::io::read(written, &mut events).is_ok_and(|n| n > 0) {}
+            if self.poller.remove(written.as_fd()).is_ok() {
+                self.deaf_until = Some(now + DEAF);
+            }
         }
-        let now = Instant::now();
         self.marks.iter_mut().for_each(|m| m.limit_opened(now));
+    }
+
+    /// Listens again to those who open limits; the kernel has kept what happened meanwhile.
+    fn hear_limits(&mut self, now: Instant) {
+        let is_over = self.deaf_until.is_some_and(|until| now >= until);
+        if is_over && let Some(written) = &self.written {
+            self.deaf_until = None;
+            let _ = self.poller.add(written.as_fd(), LIMITS, false);
+        }
     }
 
     /// True if pools have something to give and a watermark whose time has come is low. Threshold events that
     /// the kernel has are set on the way.
     fn look(&mut self) -> bool {
         let now = Instant::now();
+        self.hear_limits(now);
         let due = |mark: &Watermark| mark.next_look(now) <= now + TOGETHER;
         if !self.marks.iter().any(due) {
             return false;
@@ -360,6 +378,7 @@ impl Listener {
         // Pools that have nothing to give have something later.
         let pools = self.worth_at.filter(|_| !self.worth);
         let next = pools.map_or(next, |at| next.max(at + LOOK_AT_POOLS));
+        let next = self.deaf_until.map_or(next, |until| next.min(until));
         Some(next.saturating_duration_since(now))
     }
 }
@@ -470,6 +489,7 @@ mod tests {
             waits: Vec::new(),
             marks,
             written: Some(written),
+            deaf_until: None,
             pressure: Arc::new(Pressure::default()),
             stop: Arc::default(),
             signals: Arc::default(),
@@ -493,14 +513,23 @@ mod tests {
             .unwrap();
         assert_eq!(events[0].token, LIMITS);
         listener.limits_opened();
-        assert!(listener.marks[0].next_look(now) <= Instant::now());
-        // It isn't told again.
+        let soon = Instant::now() + Duration::from_millis(50);
+        assert!(listener.marks[0].next_look(now) <= soon);
+        // It isn't told again, nor is what happens now, but after a while.
+        std::fs::read(dir.join("memory.max")).unwrap();
         events.clear();
         listener
             .poller
             .wait(&mut events, Some(Duration::ZERO))
             .unwrap();
         assert!(events.is_empty());
+        listener.hear_limits(Instant::now());
+        listener.hear_limits(Instant::now() + DEAF);
+        listener
+            .poller
+            .wait(&mut events, Some(Duration::ZERO))
+            .unwrap();
+        assert_eq!(events[0].token, LIMITS);
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -167,14 +167,12 @@ impl Watermark {
         self.limit_told = Some(now);
     }
 
-    /// Somebody has opened or written a limit: the watermark is to be looked at now.
+    /// Somebody has opened or written a limit, which is read soon. A task that opens it again and again causes no more looks than there are where nothing is told.
     pub fn limit_opened(&mut self, now: Instant) {
-        self.limit = None;
-        self.next_look = None;
-        // A lower limit isn't memory that was taken.
-        self.forget();
         if let Some(until) = &mut self.limit_told {
             *until = now + MAY_WRITE;
+            let next = self.next_look.map(|at| at.min(now + ASK_LIMIT));
+            self.next_look = next;
         }
     }
 
@@ -196,6 +194,10 @@ impl Watermark {
             let text = &mut self.text;
             let limits = limits.iter();
             let limit = limits.filter_map(|(_, f)| limit(read(f, text)?)).min();
+            if self.limit.is_some_and(|(_, before)| before != limit) {
+                // A lower limit isn't memory that was taken.
+                self.last = None;
+            }
             self.limit = Some((now, limit));
         }
         self.limit.and_then(|(_, limit)| limit)
@@ -473,12 +475,12 @@ mod tests {
         mark.tell_limit(start);
         assert_eq!(wait(&mut mark, start), LOOK_FARTHEST);
         mark.limit_opened(start);
+        assert_eq!(mark.next_look(start) - start, ASK_LIMIT);
         assert_eq!(wait(&mut mark, start), ASK_LIMIT);
         let start = start + MAY_WRITE;
         assert_eq!(wait(&mut mark, start), LOOK_FARTHEST);
         // Two threads can take 4 GiB in half a second.
         write("memory.max", &(4u64 << 30).to_string());
-        mark.forget();
         let start = start + ASK_LIMIT;
         let some = wait(&mut mark, start);
         let half = Duration::from_millis(500);

@@ -71,9 +71,9 @@ pub struct LaneEntry {
     arrived: Option<Instant>,
 }
 
-/// The longest spin window of a lane now, if it is `max` where a look costs nothing. A look at a socket is a system call, so the lane polls it for less time.
-fn longest(lane: &Lane, max: Duration) -> Duration {
-    match lane.polls_by_syscall() {
+/// The longest spin window, if it is `max` where a look costs nothing. A look at a socket is a system call, so a lane polls that for less time.
+fn longest(by_syscall: bool, max: Duration) -> Duration {
+    match by_syscall {
         true => max * 2 / 5,
         false => max,
     }
@@ -88,7 +88,7 @@ impl LaneEntry {
             let lane = self.lane.as_deref();
             IdleSince {
                 since: now,
-                longest: lane.map_or(max, |lane| longest(lane, max)),
+                longest: longest(lane.is_some_and(|lane| lane.polls_by_syscall()), max),
                 hold: lane.and_then(|lane| lane.hold()),
             }
         });
@@ -261,7 +261,8 @@ impl LaneTable {
         end: End,
     ) -> &mut LaneEntry {
         self.active.push(index);
-        let (spin, longest_at_rest) = (SpinWindow::default(), longest(&lane, self.spin_max));
+        let spin = SpinWindow::default();
+        let longest_at_rest = longest(lane.has_source_of_calls(), self.spin_max);
         lane.counting().came_to(home.number());
         lane.counting().polled_for(spin.get(longest_at_rest));
         self.entries[index].insert(LaneEntry {

@@ -225,6 +225,18 @@ impl<P: Policy> Core<P> {
         self.requests.complete(number, request);
     }
 
+    /// True if the device has become smaller, and a part of the request is behind its end.
+    fn is_behind_end(&self, request: &Ongoing) -> bool {
+        request.request.end() > self.io.sectors()
+    }
+
+    /// A request fails, and its next pages aren't looked at: it is done when nothing is pending.
+    fn fail_rest(&mut self, request: &mut Ongoing) {
+        self.give_up_filling(request);
+        request.throttle = None;
+        (request.status, request.at) = (Status::IoError, request.end);
+    }
+
     /// A request has no pages read any more.
     fn give_up_filling(&mut self, request: &mut Ongoing) {
         if let Some(mut filling) = request.filling.take() {

@@ -20,10 +20,8 @@ fn give<P: Policy>(memory: &mut Memory<P>, read: &Ongoing, page: u64, frame: u32
 impl<P: Policy> Core<P> {
     /// True if the request is done.
     pub(in crate::core) fn go_on_with_read(&mut self, number: u32, read: &mut Ongoing) -> bool {
-        if read.request.end() > self.io.sectors() {
-            // The device has become smaller: what it hasn't can't be read.
-            self.give_up_filling(read);
-            (read.status, read.at) = (Status::IoError, read.end);
+        if self.is_behind_end(read) {
+            self.fail_rest(read);
             return read.pending == 0;
         }
         loop {

@@ -18,6 +18,9 @@ impl<P: Policy> Core<P> {
         write: &mut Ongoing,
         sync: bool,
     ) -> bool {
+        if write.at < write.end && self.is_behind_end(write) {
+            self.fail_rest(write);
+        }
         let begin = write.at;
         let goes_on = self.write_pages(number, write, sync);
         if sync && write.at > begin {

@@ -196,9 +196,9 @@ fn a_whole_page_is_written_though_its_older_version_failed() {
     assert_eq!(bench.read(0), 2);
 }
 
-/// A read may come to the core again after its page has gone with a part of the device. It waited for ever, with the core's lock.
+/// A request may go on after its page has gone with a part of the device. It did so for ever, with the core's lock.
 #[test]
-fn reads_behind_a_new_end_fail() {
+fn requests_behind_a_new_end_fail() {
     let mut bench = Bench::new();
     assert_eq!(bench.read(40), 0);
     let before = bench.done.len();
@@ -210,6 +210,21 @@ fn reads_behind_a_new_end_fail() {
     while !bench.at_device.is_empty() {
         bench.end_one(Status::Ok);
     }
-    let expected = [(7, Status::IoError), (8, Status::IoError), (9, Status::Ok)];
+    for (sector, sectors, tag) in [(40, 1, 10), (32, 8, 11), (32, 4, 12)] {
+        bench.submit(Op::Write, sector, sectors, 3, tag);
+    }
+    while !bench.at_device.is_empty() {
+        bench.end_one(Status::Ok);
+    }
+    let (failed, ok) = (Status::IoError, Status::Ok);
+    let expected = [
+        (7, failed),
+        (8, failed),
+        (9, ok),
+        (10, failed),
+        (11, failed),
+        (12, ok),
+    ];
     assert_eq!(bench.statuses()[before..], expected);
+    assert_eq!(bench.medium[31..41], [0, 3, 3, 3, 3, 0, 0, 0, 0, 0]);
 }
