@@ -148,6 +148,12 @@ impl<P: Policy> CacheQueue<P> {
         table.end(look).then_some(look.frame)
     }
 
+    /// Takes requests that the core has done, in the list of [`CacheQueue::mine`], which goes back to its place.
+    fn accept_all(&mut self, mut mine: Vec<Done>) {
+        mine.drain(..).for_each(|done| self.accept(done));
+        self.mine = mine;
+    }
+
     /// Takes a request that the core has done. If it is a read whose pages are to be copied, and one has gone, it is done again.
     fn accept(&mut self, done: Done) {
         let Completion { request, status } = done.completion;
@@ -193,8 +199,7 @@ impl<P: Policy> CacheQueue<P> {
         let mut mine = std::mem::take(&mut self.mine);
         mine.extend(out.done.extract_if(.., |done| done.owner == self.owner));
         self.handed |= shared.deliver(&mut out, Some((self.owner, &self.end)));
-        mine.drain(..).for_each(|done| self.accept(done));
-        self.mine = mine;
+        self.accept_all(mine);
         self.out = out;
     }
 
@@ -208,8 +213,7 @@ impl<P: Policy> CacheQueue<P> {
                 lower.submit(letters.ios.drain(..).map(|io| io.request));
             }
         });
-        mine.drain(..).for_each(|done| self.accept(done));
-        self.mine = mine;
+        self.accept_all(mine);
         any
     }
 

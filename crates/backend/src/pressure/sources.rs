@@ -438,6 +438,7 @@ fn v1_event(group: &Path) -> Result<Wait, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pressure::tests::TestGroup;
 
     #[test]
     fn every_source_is_there_or_says_why_not() {
@@ -473,14 +474,8 @@ mod tests {
 
     #[test]
     fn a_limit_that_somebody_writes_is_looked_at_at_once() {
-        let dir = std::env::temp_dir().join(format!("pvblk-limits-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).unwrap();
-        write("memory.current", "0\n");
-        write("memory.high", "max\n");
-        write("memory.max", "max\n");
-        write("memory.stat", "active_file 0\n");
-        let mut marks = vec![Watermark::v2(&dir).unwrap()];
+        let group = TestGroup::v2("limits");
+        let mut marks = vec![Watermark::v2(group.path()).unwrap()];
         let written = written_limits(&mut marks).expect("inotify");
         let mut listener = Listener {
             worth: false,
@@ -496,40 +491,27 @@ mod tests {
         };
         let written = listener.written.as_ref().unwrap();
         listener.poller.add(written.as_fd(), LIMITS, false).unwrap();
+        let told = |listener: &Listener| {
+            let mut events = Vec::new();
+            let waited = listener.poller.wait(&mut events, Some(Duration::ZERO));
+            waited.unwrap();
+            events.iter().map(|e| e.token).collect::<Vec<_>>()
+        };
         let now = Instant::now();
         assert!(!listener.look());
         // There is no limit, and nothing to do for long.
         assert!(listener.marks[0].next_look(now) > now + Duration::from_secs(1));
-        let mut events = Vec::new();
-        listener
-            .poller
-            .wait(&mut events, Some(Duration::ZERO))
-            .unwrap();
-        assert!(events.is_empty());
-        write("memory.max", "4096\n");
-        listener
-            .poller
-            .wait(&mut events, Some(Duration::ZERO))
-            .unwrap();
-        assert_eq!(events[0].token, LIMITS);
+        assert_eq!(told(&listener), []);
+        group.write("memory.max", "4096\n");
+        assert_eq!(told(&listener), [LIMITS]);
         listener.limits_opened();
         let soon = Instant::now() + Duration::from_millis(50);
         assert!(listener.marks[0].next_look(now) <= soon);
         // It isn't told again, nor is what happens now, but after a while.
-        std::fs::read(dir.join("memory.max")).unwrap();
-        events.clear();
-        listener
-            .poller
-            .wait(&mut events, Some(Duration::ZERO))
-            .unwrap();
-        assert!(events.is_empty());
+        std::fs::read(group.path().join("memory.max")).unwrap();
+        assert_eq!(told(&listener), []);
         listener.hear_limits(Instant::now());
         listener.hear_limits(Instant::now() + DEAF);
-        listener
-            .poller
-            .wait(&mut events, Some(Duration::ZERO))
-            .unwrap();
-        assert_eq!(events[0].token, LIMITS);
-        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(told(&listener), [LIMITS]);
     }
 }

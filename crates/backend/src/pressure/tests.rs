@@ -4,6 +4,7 @@ use pvblk_block::{
     BlockDevice, Buffer, Capabilities, DeviceQueue, Error, EventHub, Limits, ManualClock,
     QueueContext, Reclaim,
 };
+use std::path::{Path, PathBuf};
 
 struct Rig {
     clock: Arc<ManualClock>,
@@ -210,4 +211,45 @@ fn a_pool_that_goes_away_leaves_its_counts_and_no_memory() {
         (total.taken_pages, total.free_pages, total.returned_pages),
         (5, 0, 5)
     );
+}
+
+/// A folder with the files of a control group, removed at the end.
+pub(super) struct TestGroup(PathBuf);
+
+impl TestGroup {
+    /// A group with these files. Each test has a name of its own.
+    pub fn new(test: &str, files: &[(&str, &str)]) -> TestGroup {
+        let path = std::env::temp_dir().join(format!("pvblk-{test}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        let group = TestGroup(path);
+        files
+            .iter()
+            .for_each(|(name, text)| group.write(name, text));
+        group
+    }
+
+    /// A v2 group that uses nothing and has no limit.
+    pub fn v2(test: &str) -> TestGroup {
+        let files = [
+            ("memory.current", "0\n"),
+            ("memory.high", "max\n"),
+            ("memory.max", "max\n"),
+            ("memory.stat", "anon 1\nactive_file 0\ninactive_file 0\n"),
+        ];
+        TestGroup::new(test, &files)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.0.join(name), text).unwrap();
+    }
+}
+
+impl Drop for TestGroup {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }

@@ -357,18 +357,15 @@ fn read<'a>(file: &File, text: &'a mut [u8]) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pressure::tests::TestGroup;
 
     #[test]
     fn a_group_is_low_when_neither_room_nor_page_cache_is_left() {
-        let dir = std::env::temp_dir().join(format!("pvblk-mark-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).unwrap();
+        let group = TestGroup::v2("mark");
+        let write = |name: &str, text: &str| group.write(name, text);
         let mib = |n: u64| (n << 20).to_string();
         write("memory.current", &mib(500));
-        write("memory.high", "max\n");
-        write("memory.max", "max\n");
-        write("memory.stat", "anon 1\nactive_file 0\ninactive_file 0\n");
-        let mut mark = Watermark::v2(&dir).unwrap();
+        let mut mark = Watermark::v2(group.path()).unwrap();
         let now = Instant::now();
         // A limit that is set later is seen a little later.
         assert!(mark.margin(now).is_none() && !mark.is_low(now));
@@ -413,24 +410,25 @@ mod tests {
         // The use grows more slowly than that.
         write("memory.current", &mib(541));
         assert!(!mark.is_low(now + Duration::from_millis(4)));
-        std::fs::remove_dir_all(&dir).unwrap();
-        assert!(Watermark::v1(&dir).is_err());
+        let path = group.path().to_owned();
+        drop(group);
+        assert!(Watermark::v1(&path).is_err());
     }
 
     #[test]
     fn a_threshold_is_set_where_the_use_is_still_and_again_where_it_has_moved_to() {
-        let dir = std::env::temp_dir().join(format!("pvblk-threshold-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).unwrap();
         let mib = |n: u64| (n << 20).to_string();
-        write("memory.usage_in_bytes", &mib(600));
-        write("memory.stat", "total_active_file 0\n");
-        write("memory.limit_in_bytes", &mib(640));
-        write("cgroup.event_control", "");
-        let mut mark = Watermark::v1(&dir).unwrap();
+        let files = [
+            ("memory.usage_in_bytes", &*mib(600)),
+            ("memory.stat", "total_active_file 0\n"),
+            ("memory.limit_in_bytes", &*mib(640)),
+            ("cgroup.event_control", ""),
+        ];
+        let group = TestGroup::new("threshold", &files);
+        let mut mark = Watermark::v1(group.path()).unwrap();
         let mut now = Instant::now();
         for used in [600, 610, 617] {
-            write("memory.usage_in_bytes", &mib(used));
+            group.write("memory.usage_in_bytes", &mib(used));
             // The use counts as moving after `forget`; then as still.
             mark.forget();
             now += LOOK;
@@ -439,7 +437,8 @@ mod tests {
             now += LOOK;
             assert!(!mark.is_low(now) && mark.next_look(now) - now < LOOK_STILL);
             let number = mark.new_threshold().expect("a threshold").number();
-            let text = std::fs::read_to_string(dir.join("cgroup.event_control")).unwrap();
+            let text = std::fs::read_to_string(group.path().join("cgroup.event_control"));
+            let text = text.unwrap();
             let words: Vec<_> = text.split(' ').collect();
             assert_eq!(
                 (words[0], words[2]),
@@ -451,19 +450,14 @@ mod tests {
             mark.rang();
             assert_eq!(mark.next_look(now), now);
         }
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
     fn a_watermark_that_nobody_can_come_near_is_looked_at_seldom() {
-        let dir = std::env::temp_dir().join(format!("pvblk-far-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).unwrap();
-        write("memory.current", "0\n");
-        write("memory.high", "max\n");
+        let group = TestGroup::v2("far");
+        let write = |name: &str, text: &str| group.write(name, text);
         write("memory.max", &(1u64 << 40).to_string());
-        write("memory.stat", "active_file 0\n");
-        let mut mark = Watermark::v2(&dir).unwrap();
+        let mut mark = Watermark::v2(group.path()).unwrap();
         mark.threads = 2;
         let start = Instant::now();
         let wait = |mark: &mut Watermark, now| {
@@ -501,7 +495,6 @@ mod tests {
         assert!(some > LOOK_FAR && some < half, "{some:?}");
         mark.glance(start);
         assert_eq!(mark.next_look(start) - start, LOOK_FAR);
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]

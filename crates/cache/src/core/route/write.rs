@@ -113,10 +113,7 @@ impl<P: Policy> Core<P> {
     fn may_dirty(&mut self, page: u64, write: &mut Ongoing) -> bool {
         match self.writes.admit(page, write.throttle, self.moment.now) {
             Admission::Yes => write.throttle = None,
-            Admission::Failed => {
-                write.throttle = None;
-                (write.status, write.at) = (Status::IoError, write.end);
-            }
+            Admission::Failed => self.fail_rest(write),
             Admission::Wait(throttle) => {
                 write.throttle = Some(throttle);
                 write.allocation.reset();

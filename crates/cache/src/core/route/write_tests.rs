@@ -1,4 +1,4 @@
-//! Writes with write-through on a device that fails, and the reads after them; reads of a device that has become smaller.
+//! Writes with write-through on a device that fails, and the reads after them; requests to a device that has become smaller.
 
 use crate::config::{CacheConfig, Mode};
 use crate::core::{Copies, Core, Io, Out, Store};
@@ -97,6 +97,13 @@ impl Bench {
         }
     }
 
+    /// All I/O at the device ends well.
+    fn end_all(&mut self) {
+        while !self.at_device.is_empty() {
+            self.end_one(Status::Ok);
+        }
+    }
+
     /// Writes at the device fail and reads work, until none is there.
     fn fail_writes(&mut self) {
         while let Some(io) = self.at_device.front() {
@@ -166,9 +173,7 @@ fn a_write_that_failed_is_not_read_and_then_gone() {
     assert_eq!(bench.statuses(), [(1, failed), (2, failed)]);
     // The page can be written again.
     bench.submit(Op::Write, 1, 1, 3, 3);
-    while !bench.at_device.is_empty() {
-        bench.end_one(Status::Ok);
-    }
+    bench.end_all();
     assert_eq!(bench.statuses()[2], (3, Status::Ok));
     assert_eq!(bench.medium[..3], [7, 3, 7]);
 }
@@ -207,15 +212,11 @@ fn requests_behind_a_new_end_fail() {
     for (sector, sectors, tag) in [(40, 1, 7), (32, 8, 8), (32, 4, 9)] {
         bench.submit(Op::Read, sector, sectors, 0, tag);
     }
-    while !bench.at_device.is_empty() {
-        bench.end_one(Status::Ok);
-    }
+    bench.end_all();
     for (sector, sectors, tag) in [(40, 1, 10), (32, 8, 11), (32, 4, 12)] {
         bench.submit(Op::Write, sector, sectors, 3, tag);
     }
-    while !bench.at_device.is_empty() {
-        bench.end_one(Status::Ok);
-    }
+    bench.end_all();
     let (failed, ok) = (Status::IoError, Status::Ok);
     let expected = [
         (7, failed),
