@@ -46,12 +46,12 @@ run() {
     return "$status"
 }
 
-# Keeps the end of the last step's log for the summary, where a cut-off record still shows it.
+# Keeps the end of the last step's log for the summary, and after it the reason of each failed test, where a cut-off record still shows it.
 keep_log() {
     printf '\n-- %s\n' "$1" >>"$logs/failures"
+    tail -n 12 "$logs/$lane.log" >>"$logs/failures"
     # A failed test's output follows `---- NAME ----`.
     grep -nE -A 8 '^---- |panicked at|^error(\[|:)|SUMMARY' "$logs/$lane.log" | cut -c 1-300 | head -n 60 >>"$logs/failures"
-    tail -n 12 "$logs/$lane.log" >>"$logs/failures"
 }
 
 fail() {
@@ -87,7 +87,7 @@ tests() {
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
     while IFS= read -r line; do skips+=("$line"); done < <(sed -n 's/^test \(.*[^ ]\) *\.\.\. ignored/\1:/p' "$logs/$lane.log")
     if ((f > 0)); then
-        failures+=("$name: $f tests")
+        failures+=("$name: $(sed -n 's/^test \(.*[^ ]\) *\.\.\. FAILED$/\1/p' "$logs/$lane.log" | sort -u | paste -sd ' ')")
         keep_log "$name"
     elif ((status != 0)); then
         # The step ended before its tests did: that is a failure without a line of its own.
@@ -172,9 +172,10 @@ wait "$beside"
 beside=
 add_account beside
 
-[ ! -f "$logs/failures" ] || cut -c 1-300 "$logs/failures"
 printf '\n'
 for text in "${skips[@]}"; do printf 'skipped: %s\n' "$text"; done
+# After the skips: a record that keeps only the end still says why a test failed.
+[ ! -f "$logs/failures" ] || cut -c 1-300 "$logs/failures"
 for text in "${failures[@]}"; do printf 'FAILED: %s\n' "$text"; done
 printf '%d s\n' "$SECONDS"
 printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"

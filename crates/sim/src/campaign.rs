@@ -2,6 +2,7 @@
 
 use crate::{Counts, Failure, Options, Scenario};
 use std::fmt;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// Sums over many seeds.
@@ -60,9 +61,10 @@ pub fn run(
     (sum, failure)
 }
 
-/// The first seed of `seeds` that finds the bug.
-pub fn find(scenario: &Scenario, options: &Options, seeds: u64) -> Option<Box<Failure>> {
-    run(scenario, options, 0, seeds, |_| true).1
+/// The failure of the first seed of `seeds` that finds the bug.
+pub fn find(scenario: &Scenario, options: &Options, seeds: Range<u64>) -> Option<Box<Failure>> {
+    let many = seeds.end - seeds.start;
+    run(scenario, options, seeds.start, many, |_| true).1
 }
 
 /// CPU time of this thread; elapsed time where the kernel doesn't count it.

@@ -7,6 +7,15 @@ use std::time::{Duration, Instant};
 /// Seeds within which each planted bug has to be found.
 const BOUND: u64 = 1000;
 
+/// Seeds that found bugs which only a hundred seeds or more find. They are tried first: to search for these four took nine tenths
+/// of the time of all bugs.
+const LATE: [(&str, u64); 4] = [
+    ("array-sums-not-swept", 263),
+    ("array-late-read-lands", 265),
+    ("array-missed-not-marked", 189),
+    ("array-kick-not-flushed", 124),
+];
+
 fn scenario(name: &str) -> &'static Scenario {
     Scenario::named(name).expect("a scenario")
 }
@@ -48,7 +57,10 @@ fn every_bug_of(name: &str) {
             bug: Some(bug),
             ..Options::default()
         };
-        let failure = campaign::find(scenario, &options, BOUND);
+        let late = LATE.iter().find(|(name, _)| *name == bug.name());
+        let failure = late
+            .and_then(|&(_, seed)| campaign::find(scenario, &options, seed..seed + 1))
+            .or_else(|| campaign::find(scenario, &options, 0..BOUND));
         let failure = failure.unwrap_or_else(|| panic!("{} isn't found", bug.name()));
         let (seed, what) = (failure.seed, &failure.what);
         println!("{} is found at seed {seed}: {what}", bug.name());
