@@ -28,8 +28,6 @@ use std::time::{Duration, Instant};
 const PSI_TRIGGER: &str = "some 20000 500000";
 /// Interval at which free memory of pools is looked for.
 const LOOK_AT_POOLS: Duration = Duration::from_millis(50);
-/// Watermarks whose looks are due within this time are looked at together.
-const TOGETHER: Duration = Duration::from_millis(2);
 /// Least number of free bytes that are worth a look.
 const WORTH_BYTES: u64 = 256 << 10;
 const STOP: u64 = u64::MAX;
@@ -343,8 +341,7 @@ impl Listener {
     fn look(&mut self) -> bool {
         let now = Instant::now();
         self.hear_limits(now);
-        let due = |mark: &Watermark| mark.next_look(now) <= now + TOGETHER;
-        if !self.marks.iter().any(due) {
+        if !self.marks.iter().any(|mark| mark.is_due(now)) {
             return false;
         }
         // A look at hundreds of pools takes longer than one at the watermarks.
@@ -354,8 +351,7 @@ impl Listener {
         }
         let mut is_low = false;
         for (token, mark) in (self.waits.len() as u64..).zip(&mut self.marks) {
-            // Looks that are due soon are made now, which saves a wake-up.
-            if !due(mark) {
+            if !mark.joins(now) {
                 continue;
             }
             if !self.worth {

@@ -17,6 +17,8 @@ const LOOK_STILL: Duration = Duration::from_millis(25);
 const MOVES: u64 = 256 << 10;
 /// A threshold event is set this many bytes above the current use.
 const THRESHOLD_ABOVE: u64 = 8 << 20;
+/// Watermarks whose looks are due within this time are looked at together.
+const TOGETHER: Duration = Duration::from_millis(2);
 /// The interval while one thread can't take what is left.
 const LOOK_FAR: Duration = Duration::from_millis(50);
 /// The interval while all CPUs together can't take what is left, and nobody is at the limit's file: a look
@@ -47,6 +49,8 @@ pub(super) struct Watermark {
     kind: Kind,
     /// No pressure is possible before this time.
     next_look: Option<Instant>,
+    /// From this time on this watermark joins the looks of others.
+    join_look: Option<Instant>,
     /// Time of the last look, and the bytes that were left.
     last: Option<(Instant, u64)>,
     /// A group's limit, if it has one, and the time at which it was read.
@@ -143,6 +147,7 @@ impl Watermark {
         Watermark {
             kind,
             next_look: None,
+            join_look: None,
             last: None,
             limit: None,
             limit_told: None,
@@ -245,6 +250,22 @@ impl Watermark {
         self.next_look.unwrap_or(now)
     }
 
+    /// True if the time of the next look has come.
+    pub fn is_due(&self, now: Instant) -> bool {
+        self.next_look(now) <= now + TOGETHER
+    }
+
+    /// True if a look that another watermark needs is to be made here, too: half of a long wait is over. So watermarks that nobody can come
+    /// near share a wake-up, although their waits differ.
+    pub fn joins(&self, now: Instant) -> bool {
+        self.is_due(now) || self.join_look.is_some_and(|at| at <= now)
+    }
+
+    fn look_after(&mut self, now: Instant, wait: Duration) {
+        self.next_look = Some(now + wait);
+        self.join_look = (wait > LOOK_FAR).then_some(now + wait / 2);
+    }
+
     /// A new threshold event, if the kernel has them, the last look found that the use doesn't move, and
     /// there is none nearby.
     pub fn new_threshold(&mut self) -> Option<&EventFd> {
@@ -287,7 +308,7 @@ impl Watermark {
     /// True if less is left than the margin, or than will soon be taken.
     pub fn is_low(&mut self, now: Instant) -> bool {
         let Some((left, margin)) = self.left(now) else {
-            self.next_look = Some(now + self.farthest(now));
+            self.look_after(now, self.farthest(now));
             return false;
         };
         let is_still = self.last.is_some_and(|(_, l)| l.abs_diff(left) < MOVES);
@@ -299,7 +320,7 @@ impl Watermark {
                 true => LOOK_STILL,
                 false => LOOK,
             };
-            self.next_look = Some(now + self.time_to_take(left - bound, now).max(least));
+            self.look_after(now, self.time_to_take(left - bound, now).max(least));
             return false;
         }
         // Memory of the page cache is as good as free; reading its size is expensive.
@@ -308,7 +329,7 @@ impl Watermark {
             Some(more) => self.time_to_take(more, now).max(LOOK_FAR),
             None => LOOK,
         };
-        self.next_look = Some(now + wait);
+        self.look_after(now, wait);
         left + cache < bound
     }
 
@@ -318,7 +339,7 @@ impl Watermark {
             Some((left, margin)) => self.time_to_take(left.saturating_sub(margin), now),
             None => self.farthest(now),
         };
-        self.next_look = Some(now + far.max(LOOK_FAR));
+        self.look_after(now, far.max(LOOK_FAR));
     }
 
     /// Bytes that are left, and the margin.
@@ -462,7 +483,12 @@ mod tests {
         let start = Instant::now();
         let wait = |mark: &mut Watermark, now| {
             assert!(!mark.is_low(now));
-            mark.next_look(now) - now
+            let wait = mark.next_look(now) - now;
+            // Another watermark's look brings a far one forward, but not while the last one is fresh.
+            let half = now + wait / 2;
+            assert!(!mark.joins(half - Duration::from_millis(1)) && !mark.is_due(half));
+            assert_eq!(mark.joins(half), wait > LOOK_FAR);
+            wait
         };
         // Its limit may change unseen.
         assert_eq!(wait(&mut mark, start), ASK_LIMIT);
