@@ -226,13 +226,26 @@ impl Geometry {
 
     /// The member with data chunk `index` of `row`.
     pub fn data_member(&self, row: u64, index: usize) -> usize {
+        self.data_beside(self.parity_member(row), index)
+    }
+
+    /// The member with data chunk `index` of a row that has its parity on `parity`.
+    fn data_beside(&self, parity: usize, index: usize) -> usize {
         debug_assert!(index < self.data_members());
-        let parity = self.parity_member(row);
         match self.layout {
             Layout::LeftAsymmetric | Layout::RightAsymmetric => {
                 index + usize::from(index >= parity)
             }
-            Layout::LeftSymmetric | Layout::RightSymmetric => (parity + 1 + index) % self.members(),
+            Layout::LeftSymmetric | Layout::RightSymmetric => self.wrapped(parity + 1 + index),
+        }
+    }
+
+    /// Member `number`, where those behind the last one are the first ones again. Each plan asks for several: a division would take longer.
+    fn wrapped(&self, number: usize) -> usize {
+        debug_assert!(number < 2 * self.members());
+        match number.checked_sub(self.members()) {
+            Some(first) => first,
+            None => number,
         }
     }
 
@@ -248,7 +261,7 @@ impl Geometry {
                 member - usize::from(member > parity)
             }
             Layout::LeftSymmetric | Layout::RightSymmetric => {
-                (member + self.members() - parity - 1) % self.members()
+                self.wrapped(member + self.members() - parity - 1)
             }
         })
     }
@@ -352,6 +365,14 @@ impl Geometry {
     /// The member with the parity of a stripe.
     pub fn stripe_parity(&self, stripe: u64) -> usize {
         self.parity_member(self.stripe_row(stripe))
+    }
+
+    /// Members of these data blocks of a stripe, as masks both. Bits of blocks that it doesn't have are of no meaning.
+    pub(crate) fn stripe_members(&self, stripe: u64, blocks: u64) -> u64 {
+        let parity = self.stripe_parity(stripe);
+        let all = 0..self.data_members();
+        let some = all.filter(|index| blocks & 1 << index != 0);
+        some.fold(0, |mask, index| mask | 1 << self.data_beside(parity, index))
     }
 
     /// The member with data block `index` of a stripe.

@@ -1,6 +1,7 @@
 //! Rates of an array of four members in memory, by one thread: `cargo run --release -p pvblk-volume --example raid5_speed`.
 //!
 //! A copy loop over as many bytes runs beside it, and shows the speed of this machine's memory at the moment.
+//! `--example raid5_speed -- '4 KiB random writes' 32 100000` does only so many requests of one kind with so many in flight, for profilers.
 
 use pvblk_block::{
     BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Request, RequestFlags, Status,
@@ -12,7 +13,27 @@ use std::time::{Duration, Instant};
 const MEMBER_SECTORS: u64 = 128 << 11;
 /// Bytes of the array that are used.
 const SPAN: u64 = 96 << 20;
+/// The same in a run for a profiler: what stays in a CPU's cache.
+const SMALL_SPAN: u64 = 6 << 20;
 const TIME: Duration = Duration::from_millis(500);
+
+const KINDS: [What; 6] = [
+    What::new("192 KiB writes", Op::Write, 192 << 10),
+    What {
+        stable: true,
+        ..What::new("192 KiB, stable", Op::Write, 192 << 10)
+    },
+    What::new("128 KiB writes", Op::Write, 128 << 10),
+    What {
+        random: true,
+        ..What::new("4 KiB random writes", Op::Write, 4096)
+    },
+    What::new("4 KiB writes", Op::Write, 4096),
+    What {
+        random: true,
+        ..What::new("4 KiB random reads", Op::Read, 4096)
+    },
+];
 
 fn array(consistency: Consistency) -> Result<Arc<dyn BlockDevice>, pvblk_block::Error> {
     let created = NewArray {
@@ -64,8 +85,8 @@ impl What {
     }
 }
 
-/// Requests a second.
-fn rate(array: &Arc<dyn BlockDevice>, what: &What, depth: usize) -> f64 {
+/// Requests a second: as many as there are in [`TIME`], or `most`.
+fn rate(array: &Arc<dyn BlockDevice>, what: &What, depth: usize, span: u64, most: u64) -> f64 {
     let What {
         op, bytes, random, ..
     } = *what;
@@ -77,10 +98,10 @@ fn rate(array: &Arc<dyn BlockDevice>, what: &What, depth: usize) -> f64 {
     let mut free: Vec<Box<Request>> = (0..depth).map(request).collect();
     let (mut batch, mut done) = (Vec::new(), Vec::<Completion>::new());
     let mut rng = fastrand::Rng::with_seed(1);
-    let blocks = SPAN / bytes as u64;
+    let blocks = span / bytes as u64;
     let (mut next, mut count) = (0, 0u64);
     let begin = Instant::now();
-    while begin.elapsed() < TIME {
+    while (most < u64::MAX || begin.elapsed() < TIME) && count < most {
         for mut request in free.drain(..) {
             next += 1;
             let block = if random {
@@ -124,6 +145,15 @@ fn copies() -> f64 {
 }
 
 fn main() -> Result<(), pvblk_block::Error> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if let [kind, depth, requests] = &args[..] {
+        let kind = KINDS.iter().find(|k| k.text == kind).expect("a kind");
+        let (depth, requests) = (depth.parse().expect("a depth"), requests.parse());
+        let array = array(Consistency::Resync)?;
+        let rate = rate(&array, kind, depth, SMALL_SPAN, requests.expect("a number"));
+        println!("{:.1} thousand a second", rate / 1e3);
+        return Ok(());
+    }
     println!("copies of 64 KiB: {:.2} GB/s", copies());
     println!(
         "{:<8} {:<18} {:>6} {:>10} {:>8}",
@@ -131,25 +161,9 @@ fn main() -> Result<(), pvblk_block::Error> {
     );
     for (policy, consistency) in [("resync", Consistency::Resync), ("ppl", Consistency::Ppl)] {
         let array = array(consistency)?;
-        for what in [
-            What::new("192 KiB writes", Op::Write, 192 << 10),
-            What {
-                stable: true,
-                ..What::new("192 KiB, stable", Op::Write, 192 << 10)
-            },
-            What::new("128 KiB writes", Op::Write, 128 << 10),
-            What {
-                random: true,
-                ..What::new("4 KiB random writes", Op::Write, 4096)
-            },
-            What::new("4 KiB writes", Op::Write, 4096),
-            What {
-                random: true,
-                ..What::new("4 KiB random reads", Op::Read, 4096)
-            },
-        ] {
+        for what in &KINDS {
             for depth in [1, 32, 128] {
-                let rate = rate(&array, &what, depth);
+                let rate = rate(&array, what, depth, SPAN, u64::MAX);
                 let gigabytes = rate * what.bytes as f64 / 1e9;
                 println!(
                     "{policy:<8} {:<18} {depth:>6} {:>10.1} {gigabytes:>8.2}",

@@ -26,8 +26,19 @@ pub(super) struct MemberRequests {
     parts: Vec<Vec<Part>>,
     free_tags: Vec<usize>,
     spare: Vec<Box<Request>>,
-    /// The order in which I/O goes: by slot and kind, by sector, and its number. Sorted in its stead, since it is small.
-    order: Vec<((usize, u8, bool, u64), usize)>,
+    /// The order in which I/O goes, by [`order_of`]. Sorted in its stead, since it is small.
+    order: Vec<u128>,
+}
+
+/// A number by which I/O is in order: by slot and kind, and by sector. Its lowest 32 bits are the I/O's own number, by [`number_of`].
+fn order_of(io: &MemberIo, number: usize) -> u128 {
+    debug_assert!(io.slot < 1 << 16 && number <= u32::MAX as usize);
+    let kind = (io.slot as u128) << 16 | (io.op as u128) << 8 | u128::from(io.fua);
+    kind << 96 | u128::from(io.sector) << 32 | number as u128
+}
+
+fn number_of(order: u128) -> usize {
+    (order as u32) as usize
 }
 
 impl MemberRequests {
@@ -38,14 +49,12 @@ impl MemberRequests {
         limits: impl Fn(usize) -> Option<Limits>,
         out: &mut Vec<MemberRequest>,
     ) {
-        let keys = ios.iter().enumerate();
-        let keys = keys.map(|(at, io)| ((io.slot, io.op as u8, io.fua, io.sector), at));
         let mut order = std::mem::take(&mut self.order);
-        order.extend(keys);
+        order.extend(ios.iter().enumerate().map(|(at, io)| order_of(io, at)));
         order.sort_unstable();
         let first = out.len();
-        for (_, at) in order.drain(..) {
-            let io = &mut ios[at];
+        for key in order.drain(..) {
+            let io = &mut ios[number_of(key)];
             let data = std::mem::take(&mut io.data);
             let buffers = data.buffers();
             let count = buffers.len();

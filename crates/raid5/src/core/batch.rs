@@ -2,7 +2,7 @@
 
 use super::io::Purpose;
 use super::queue::{Mail, QueueCore};
-use super::record::{Batch, Kind, Stripe, Waiting};
+use super::record::{Batch, Kind, Planned, Stripe, Waiting};
 use super::{Action, Data, Work, bit};
 use crate::core::plan::Plan;
 use crate::core::work::{BatchPiece, borrowed};
@@ -187,9 +187,9 @@ impl QueueCore {
         let record = token.record_mut();
         let view = self.common.view(&self.now, &record.seen);
         let parts = record.waiting.len();
-        let plan = record.next_plan(&view, parts);
-        let Some(plan) = plan.filter(|plan| plan.reads != 0) else {
-            return self.close_batch(token, parts);
+        let plan = match record.next_plan(&view, parts) {
+            Some(planned) if planned.plan.reads != 0 => planned.plan,
+            planned => return self.close_batch(token, parts, planned),
         };
         let sector = self
             .common
@@ -282,11 +282,11 @@ impl QueueCore {
             return self.unreadable(token, plan, parts, (failed, unread));
         }
         if again || !matches!(token.record().kind(), Kind::Read | Kind::Write) {
-            return self.close_batch(token, parts);
+            return self.close_batch(token, parts, None);
         }
         self.take_arrivals(&mut token);
         if token.record().waiting.len() == parts {
-            return self.close_batch(token, parts);
+            return self.close_batch(token, parts, None);
         }
         self.read_blocks(token, true);
     }
@@ -394,14 +394,17 @@ impl QueueCore {
         self.ways.extend(its.filter_map(|w| w.part.way_of(self.me)));
     }
 
-    /// All that the first parts need was read.
-    fn close_batch(&mut self, token: Token<Open, Stripe>, parts: usize) {
+    /// All that the first parts need was read, or `planned` needs no reads.
+    fn close_batch(&mut self, token: Token<Open, Stripe>, parts: usize, planned: Option<Planned>) {
         let mut token = self.close_word(token);
         let record = token.record_mut();
         let view = self.common.view(&self.now, &record.seen);
         let ready = match record.kind() {
-            Kind::Read | Kind::Write => Some(record.ready(&view, parts)),
-            Kind::Sync(_) | Kind::Fix => record.next_plan(&view, parts).map(|p| (p, Vec::new())),
+            Kind::Read | Kind::Write => Some(record.ready(&view, parts, planned)),
+            Kind::Sync(_) | Kind::Fix => {
+                let planned = planned.or_else(|| record.next_plan(&view, parts));
+                planned.map(|planned| (planned.plan, Vec::new()))
+            }
         };
         let Some((plan, pieces)) = ready else {
             return self.end_batch(token, Vec::new(), true);
@@ -516,28 +519,27 @@ impl QueueCore {
         };
         let is_fua = |p: &BatchPiece| p.request.flags.contains(RequestFlags::FUA);
         let fua = batch.pieces.iter().any(is_fua);
-        let writes: Vec<_> = view
-            .writes(&record.known, &batch.plan)
-            .into_iter()
-            .map(|(role, slot)| {
-                if batch.calculation.hole && self.now.device(slot).slot.ability.zeroes {
-                    return ((slot, Op::WriteZeroes, fua), Data::Zeros);
-                }
-                let pieces = Some(&batch.pieces).filter(|_| batch.calculation.borrows);
-                let data = pieces.and_then(|pieces| borrowed(pieces, role));
-                let data = Data::of(data.or_else(|| pages.buffer(role)));
-                ((slot, Op::Write, fua), data)
-            })
-            .collect();
+        let mut writes = std::mem::take(&mut self.writes);
+        view.writes(&record.known, &batch.plan, |role, slot| {
+            if batch.calculation.hole && self.now.device(slot).slot.ability.zeroes {
+                return writes.push(((slot, Op::WriteZeroes, fua), Data::Zeros));
+            }
+            let pieces = Some(&batch.pieces).filter(|_| batch.calculation.borrows);
+            let data = pieces.and_then(|pieces| borrowed(pieces, role));
+            let data = Data::of(data.or_else(|| pages.buffer(role)));
+            writes.push(((slot, Op::Write, fua), data));
+        });
         let ios = Ios::new(writes.len());
         self.common.note_sums(token.record_mut());
         if writes.is_empty() {
             return self.written(token, logged, 0);
         }
         let flying = self.flying.insert(Flying::Writing { token, logged, ios });
-        for (io, data) in writes {
+        for (io, data) in writes.drain(..) {
             self.start(Purpose::Write { flying }, io, sector, data);
         }
+        // Its memory is used again.
+        self.writes = writes;
     }
 
     fn written(&mut self, token: Token<Closed, Stripe>, logged: Option<Part>, failed: u64) {

@@ -24,6 +24,7 @@ use crate::{Geometry, STRIPE_SECTORS};
 use slab::Slab;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Range;
 
 /// Stripes that ended after which a write waits no longer, whatever else there is.
 const PATIENCE: u64 = 2048;
@@ -132,6 +133,17 @@ pub(super) struct Gather {
     spare: Vec<(Vec<Part>, Vec<u8>)>,
 }
 
+/// The mask of sectors, which lie in one block.
+fn mask_of(sectors: Range<u64>) -> u8 {
+    match sectors.is_empty() {
+        true => 0,
+        false => {
+            let count = sectors.end - sectors.start;
+            u8::MAX >> (STRIPE_SECTORS - count) << (sectors.start % STRIPE_SECTORS)
+        }
+    }
+}
+
 impl Gather {
     pub fn is_empty(&self) -> bool {
         self.all.is_empty() && self.arriving.is_empty()
@@ -166,10 +178,7 @@ impl Gather {
         };
         let waits = &mut self.all[key];
         for (index, covered) in waits.covered.iter_mut().enumerate() {
-            let sectors = in_block(geometry, stripe, index, &sectors);
-            for sector in sectors {
-                *covered |= 1 << (sector % STRIPE_SECTORS);
-            }
+            *covered |= mask_of(in_block(geometry, stripe, index, &sectors));
         }
         waits.hurries |= part.has_fua();
         waits.parts.push(part);

@@ -158,15 +158,6 @@ impl View<'_> {
         self.everyone() & !record.valid & !bit(but)
     }
 
-    /// Members of these data blocks, as masks both.
-    fn members_of(&self, stripe: u64, blocks: u64) -> u64 {
-        let data = self.geometry.data_members();
-        let some = bits(blocks).take_while(|i| *i < data);
-        some.fold(0, |mask, i| {
-            mask | bit(self.geometry.stripe_data(stripe, i))
-        })
-    }
-
     /// The data block of a role in a stripe, if it isn't the parity's.
     fn index_of(&self, stripe: u64, role: Option<usize>) -> Option<usize> {
         let row = self.geometry.stripe_row(stripe);
@@ -231,7 +222,7 @@ impl View<'_> {
         let wanted = choose(indices(&|c| c != 0), alone, logs);
         let whole = indices(&|c| c == u8::MAX) & wanted;
         // Members of data blocks whose pages aren't valid.
-        let stale = |blocks: u64| self.members_of(stripe, blocks) & !record.valid;
+        let stale = |blocks: u64| self.geometry.stripe_members(stripe, blocks) & !record.valid;
         let mut plan = self.plan(Mode::NoParity, missing);
         plan.touched = wanted;
         if missing == Some(parity) {
@@ -332,7 +323,7 @@ impl View<'_> {
         Calculation {
             mode: plan.mode,
             all: self.everyone(),
-            touched: self.members_of(record.stripe, plan.touched),
+            touched: self.geometry.stripe_members(record.stripe, plan.touched),
             parity,
             compute: plan.compute,
             logged,
@@ -342,9 +333,8 @@ impl View<'_> {
         }
     }
 
-    /// The roles whose pages are written when a plan's calculation is done, and each of the slots to which they go.
-    pub fn writes(&self, record: &Record, plan: &Plan) -> Vec<(usize, usize)> {
-        let mut writes = Vec::new();
+    /// Calls `write` with each role whose page is written when a plan's calculation is done, and with each of the slots to which it goes.
+    pub fn writes(&self, record: &Record, plan: &Plan, mut write: impl FnMut(usize, usize)) {
         for role in bits(self.written(record.stripe, plan)) {
             // A block that is rebuilt goes where it isn't yet.
             let goes = |slot: &usize| match plan.mode {
@@ -352,9 +342,8 @@ impl View<'_> {
                 _ => !self.members.is_incoming(*slot) || !has(Plant::IncomingForgotten),
             };
             let slots = self.members.writes(role, record.stripe).filter(goes);
-            writes.extend(slots.map(|slot| (role, slot)));
+            slots.for_each(|slot| write(role, slot));
         }
-        writes
     }
 
     /// Mask of the roles that a plan writes.
@@ -365,7 +354,7 @@ impl View<'_> {
             Mode::Check => parity,
             Mode::Read => 0,
             Mode::NoParity | Mode::Modify | Mode::Reconstruct => {
-                self.members_of(stripe, plan.touched) | parity
+                self.geometry.stripe_members(stripe, plan.touched) | parity
             }
         };
         all & !plan.missing.map_or(0, bit)

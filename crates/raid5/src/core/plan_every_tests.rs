@@ -292,7 +292,9 @@ impl Stripe {
 
     /// The writes of a plan.
     fn write(&mut self, plan: &Plan, work: &Work) -> Vec<usize> {
-        let writes = self.array.view().writes(&self.record, plan);
+        let mut writes = Vec::new();
+        let note = |role, slot| writes.push((role, slot));
+        self.array.view().writes(&self.record, plan, note);
         for (role, slot) in &writes {
             let borrowed = work
                 .pieces

@@ -12,12 +12,12 @@ use super::orders::Orders;
 use super::record::Stripe;
 use super::request::{Active, HeldFlush, Span};
 use super::sync::{Sync, SyncEnd};
-use super::{MemberIo, SharedRequest, Work};
+use super::{Data, MemberIo, SharedRequest, Work};
 use crate::words::{
     Answer, Claimed, LogBlocks, LogToken, OwnPlaces, Owner, Parked, Place, Reserve, Seen,
     StripePages, Token,
 };
-use pvblk_block::{Completion, Error};
+use pvblk_block::{Completion, Error, Op};
 use slab::Slab;
 use std::collections::VecDeque;
 use std::fmt;
@@ -120,6 +120,8 @@ pub struct QueueCore {
     pub(super) ways: Vec<usize>,
     pub(super) purposes: Slab<(Purpose, usize)>,
     pub(super) flying: Slab<Flying>,
+    /// I/O of the batch that is being written: empty between two of them.
+    pub(super) writes: Vec<((usize, Op, bool), Data)>,
     pub(super) units: Slab<Unit>,
     /// Batches and logs that wait for the end of a stop.
     pub(super) parked: Vec<Token<Parked, Stripe>>,
@@ -183,6 +185,7 @@ impl QueueCore {
             ways: Vec::new(),
             purposes: Slab::new(),
             flying: Slab::new(),
+            writes: Vec::new(),
             units: Slab::new(),
             parked: Vec::new(),
             held_logs: Vec::new(),

@@ -68,6 +68,13 @@ pub struct Waiting {
     pub(super) mismatch: bool,
 }
 
+/// A plan, and the pieces and the number of the first parts that it is for.
+pub(super) struct Planned {
+    pub plan: Plan,
+    pub parts: usize,
+    pub pieces: Vec<Piece>,
+}
+
 /// A batch that is calculated.
 pub struct Batch {
     pub(super) plan: Plan,
@@ -178,28 +185,26 @@ impl Part {
         }
     }
 
-    /// Pieces of some of its blocks, which say that their request is number `at`.
-    fn pieces(&self, geometry: &Geometry, at: usize, blocks: u64) -> impl Iterator<Item = Piece> {
-        let of = match &self.of {
-            PartOf::Request {
-                request, sectors, ..
-            } => Some((request, sectors)),
-            PartOf::Sync(_) => None,
+    /// Appends pieces of some of its blocks, which say that their request is number `at`.
+    fn add_pieces(&self, geometry: &Geometry, at: usize, blocks: u64, pieces: &mut Vec<Piece>) {
+        let PartOf::Request {
+            request, sectors, ..
+        } = &self.of
+        else {
+            return;
         };
-        of.into_iter().flat_map(move |(request, sectors)| {
-            bits(blocks).map(move |index| {
-                let sectors = in_block(geometry, self.stripe, index, sectors);
-                Piece {
-                    request: at,
-                    write: request.op != Op::Read,
-                    stripe: self.stripe,
-                    index,
-                    offset: sectors.start % STRIPE_SECTORS,
-                    sectors: sectors.end - sectors.start,
-                    skip: ((sectors.start - request.sector) * 512) as usize,
-                }
-            })
-        })
+        for index in bits(blocks) {
+            let sectors = in_block(geometry, self.stripe, index, sectors);
+            pieces.push(Piece {
+                request: at,
+                write: request.op != Op::Read,
+                stripe: self.stripe,
+                index,
+                offset: sectors.start % STRIPE_SECTORS,
+                sectors: sectors.end - sectors.start,
+                skip: ((sectors.start - request.sector) * 512) as usize,
+            });
+        }
     }
 }
 
@@ -253,14 +258,24 @@ impl Stripe {
         }
     }
 
-    /// The plan for the next batch, for the first `count` parts. `None`: the members that are there need nothing.
-    pub(super) fn next_plan(&self, view: &View<'_>, count: usize) -> Option<Plan> {
-        match self.kind() {
+    /// The plan for the next batch, for the first `count` parts, and their pieces. `None`: the members that are there need nothing.
+    pub(super) fn next_plan(&self, view: &View<'_>, count: usize) -> Option<Planned> {
+        let pieces = match self.kind() {
+            Kind::Read | Kind::Write => self.pieces(view.geometry, count),
+            Kind::Fix | Kind::Sync(_) => Vec::new(),
+        };
+        let plan = match self.kind() {
             Kind::Fix => view.fix(&self.known),
             Kind::Sync(Action::Recover) => view.rebuild(&self.known),
             Kind::Sync(_) => view.check(&self.known),
-            Kind::Read | Kind::Write => Some(self.plan(view, count)),
-        }
+            Kind::Read | Kind::Write => Some(self.plan_of(view, &pieces)),
+        };
+        let parts = count;
+        plan.map(|plan| Planned {
+            plan,
+            parts,
+            pieces,
+        })
     }
 
     /// The queue that owns the next batch: that of the part which has waited longest.
@@ -292,10 +307,14 @@ impl Stripe {
         };
         let is_alike =
             |part: &Part| part.stripe == first.part.stripe && part.kind() == first.part.kind();
-        let some = self.waiting[..count].iter().enumerate();
-        let some = some.filter(|(_, waiting)| is_alike(&waiting.part));
-        some.flat_map(|(at, waiting)| waiting.part.pieces(geometry, at, waiting.left))
-            .collect()
+        let mut pieces = Vec::with_capacity(count);
+        for (at, waiting) in self.waiting[..count].iter().enumerate() {
+            if is_alike(&waiting.part) {
+                let part = &waiting.part;
+                part.add_pieces(geometry, at, waiting.left, &mut pieces);
+            }
+        }
+        pieces
     }
 
     /// A plan for pieces of the first parts. It has at least one block of the first.
@@ -309,13 +328,19 @@ impl Stripe {
         view.serve(&self.known, &firsts)
     }
 
-    /// A plan for the first `count` parts.
-    pub(super) fn plan(&self, view: &View<'_>, count: usize) -> Plan {
-        self.plan_of(view, &self.pieces(view.geometry, count))
-    }
-
     /// The batch that can be calculated from what was read: that of the first `count` parts, and of as many others as need nothing more.
-    pub(super) fn ready(&self, view: &View<'_>, count: usize) -> (Plan, Vec<BatchPiece>) {
+    /// `planned` is a plan for the first ones that reads nothing, if there is one already.
+    pub(super) fn ready(
+        &self,
+        view: &View<'_>,
+        count: usize,
+        planned: Option<Planned>,
+    ) -> (Plan, Vec<BatchPiece>) {
+        let is_for_all = |planned: &Planned| planned.parts == self.waiting.len();
+        if let Some(planned) = planned.filter(is_for_all) {
+            let taken = self.taken_of(view, &planned.plan, planned.pieces);
+            return (planned.plan, taken);
+        }
         let mut plans = (count..=self.waiting.len()).rev().map(|count| {
             let pieces = self.pieces(view.geometry, count);
             (self.plan_of(view, &pieces), pieces)
