@@ -23,14 +23,14 @@ share=$((seconds / ${#targets[@]}))
 ((share > 0)) || share=1
 
 build=$PWD/target/fuzz
-# In a long run faster inputs are worth the longer build.
-if ((seconds >= 600)); then export CARGO_PROFILE_FUZZ_OPT_LEVEL=3; fi
+profile=fuzz
+if ((seconds >= 600)); then profile=fuzz-long; fi
 
 # Runs targets without coverage, and prints the reason.
 smoke() {
     ! $only_build || exit 0
     echo "fuzz: no coverage: $1; random inputs instead"
-    cargo run --quiet --profile fuzz --locked -p pvblk-fuzz --target-dir "$build" --bin smoke -- \
+    cargo run --quiet --profile "$profile" --locked -p pvblk-fuzz --target-dir "$build" --bin smoke -- \
         "$share" "${targets[@]}"
     exit
 }
@@ -45,7 +45,7 @@ flags="--cfg fuzzing -Ccodegen-units=1 -Cdebug-assertions -Coverflow-checks \
 bins=()
 for target in "${targets[@]}"; do bins+=(--bin "$target"); done
 # The requirements of libFuzzer may be missing here; broken code fails the plain build as well.
-RUSTFLAGS=$flags cargo build --quiet --profile fuzz --locked -p pvblk-fuzz --features libfuzzer \
+RUSTFLAGS=$flags cargo build --quiet --profile "$profile" --locked -p pvblk-fuzz --features libfuzzer \
     --target "$triple" --target-dir "$build" "${bins[@]}" || smoke 'the build with counters failed, see above'
 ! $only_build || exit 0
 
@@ -56,7 +56,7 @@ for target in "${targets[@]}"; do
     mkdir -p "$fresh" "fuzz/artifacts/$target"
     seeds=()
     if [ -d "fuzz/corpus/$target" ]; then seeds=("fuzz/corpus/$target"); fi
-    if "$build/$triple/fuzz/$target" -max_total_time="$share" -timeout=10 -rss_limit_mb=2048 -verbosity=0 \
+    if "$build/$triple/$profile/$target" -max_total_time="$share" -timeout=10 -rss_limit_mb=2048 -verbosity=0 \
         -print_final_stats=1 -artifact_prefix="fuzz/artifacts/$target/" "$fresh" "${seeds[@]}" >"$fresh.log" 2>&1; then
         passed=$((passed + 1))
         sed -n 's/^stat::number_of_executed_units: */fuzz:   executions: /p' "$fresh.log"
@@ -66,7 +66,7 @@ for target in "${targets[@]}"; do
         tail -n 40 "$fresh.log"
         input=$(sed -n 's/.*Test unit written to //p' "$fresh.log" | tail -n 1)
         grep -aE '^Base64:' "$fresh.log" || true
-        echo "fuzz: $target FAILED; again with: $build/$triple/fuzz/$target ${input:-fuzz/artifacts/$target/INPUT}"
+        echo "fuzz: $target FAILED; again with: $build/$triple/$profile/$target ${input:-fuzz/artifacts/$target/INPUT}"
     fi
 done
 echo "test result: $( ((failed == 0)) && echo ok || echo FAILED). $passed passed; $failed failed; 0 ignored;"

@@ -46,12 +46,13 @@ run() {
     return "$status"
 }
 
-# Keeps the end of the last step's log for the summary, and after it the reason of each failed test, where a cut-off record still shows it.
+# Keeps the end of the last step's log for the summary, and after it the reasons of the first failed tests, where a cut-off record still shows
+# them.
 keep_log() {
     printf '\n-- %s\n' "$1" >>"$logs/failures"
     tail -n 12 "$logs/$lane.log" >>"$logs/failures"
     # A failed test's output follows `---- NAME ----`.
-    grep -nE -A 8 '^---- |panicked at|^error(\[|:)|SUMMARY' "$logs/$lane.log" | cut -c 1-300 | head -n 60 >>"$logs/failures"
+    grep -nE -A 8 '^---- |panicked at|^error(\[|:)|SUMMARY|^fuzz: .* FAILED' "$logs/$lane.log" | cut -c 1-300 | head -n 60 >>"$logs/failures"
 }
 
 fail() {
@@ -71,9 +72,26 @@ check() {
     if run "$@"; then passed=$((passed + 1)); else fail "$1"; fi
 }
 
+# Names of the tests that failed in this step: those of the list before each `test result:`, and fuzz targets.
+failed_names() {
+    awk '
+        /^failures:$/ { n = 0; on = 1; next }
+        /test result:/ { for (i = 0; i < n; i++) print list[i]; n = 0; on = 0 }
+        on && /^    [^ ]/ { list[n++] = substr($0, 5) }
+        /^fuzz: .* FAILED;/ { print $2 }' "$logs/$lane.log"
+}
+
+# Number of test programs of which cargo says that they failed, and that printed no result.
+dead_programs() {
+    awk '
+        /^error: [0-9]+ targets? failed:/ { said = $2 }
+        / *test result: FAILED/ { told++ }
+        END { print said - told }' "$logs/$lane.log"
+}
+
 # A step that prints `test result:` lines; each of its tests counts.
 tests() {
-    local name=$1 status=0 p f s
+    local name=$1 status=0 p f s dead
     run "$@" || status=$?
     read -r p f s < <(awk '
         / *test result: / {
@@ -87,8 +105,11 @@ tests() {
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
     while IFS= read -r line; do skips+=("$line"); done < <(sed -n 's/^test \(.*[^ ]\) *\.\.\. ignored/\1:/p' "$logs/$lane.log")
     if ((f > 0)); then
-        failures+=("$name: $(sed -n 's/^test \(.*[^ ]\) *\.\.\. FAILED$/\1/p' "$logs/$lane.log" | sort -u | paste -sd ' ')")
+        failures+=("$name: $f failed: $(failed_names | head -n 20 | paste -sd ' ')")
         keep_log "$name"
+        if ((status != 0)) && dead=$(dead_programs) && ((dead > 0)); then
+            fail "$name: $dead programs ended before their tests did"
+        fi
     elif ((status != 0)); then
         # The step ended before its tests did: that is a failure without a line of its own.
         fail "$name (status $status)"
