@@ -3,9 +3,11 @@
 
 mod support;
 
-use pvblk_backend::{Backend, BackendOptions, Disk, Pulled, RequestSource, SourceEnd};
+use pvblk_backend::{
+    Backend, BackendOptions, Disk, Pulled, RequestSource, SourceEnd, ThrottleLimits,
+};
 use pvblk_block::trace::Tracing;
-use pvblk_block::{Completion, Op, Readiness, Request, Status};
+use pvblk_block::{Buffer, Completion, Op, Readiness, Request, Status};
 use pvblk_testing::wait;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -14,25 +16,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use support::device::Device;
 
-/// A socket source that has one write to do, sees its client hang up, and counts how often it is bothered.
-struct HungUp {
+/// A socket source that has as many requests to give as it may have in flight, and counts how often it is bothered.
+struct Socket {
     socket: UnixStream,
-    first: bool,
+    depth: u32,
+    gives: Vec<Box<Request>>,
     bothered: Arc<AtomicU64>,
     rested: Arc<AtomicU64>,
 }
 
-impl RequestSource for HungUp {
+impl RequestSource for Socket {
     fn describe(&self) -> String {
-        "hung up".into()
+        "socket".into()
     }
     fn depth(&self) -> u32 {
-        1
+        self.depth
     }
-    fn pull(&mut self, _: usize, out: &mut Vec<Box<Request>>) -> Result<Pulled, SourceEnd> {
-        if std::mem::take(&mut self.first) {
-            out.push(Request::new(Op::Flush, 0, 0, 7));
-        }
+    fn pull(&mut self, room: usize, out: &mut Vec<Box<Request>>) -> Result<Pulled, SourceEnd> {
+        out.extend(self.gives.drain(..room.min(self.gives.len())));
         Ok(Pulled::default())
     }
     fn complete(&mut self, done: &mut Vec<Completion>) {
@@ -56,16 +57,30 @@ impl RequestSource for HungUp {
     }
 }
 
-fn rig() -> (Arc<Device>, Backend, Disk) {
+fn rig(spin_max: Duration) -> (Arc<Device>, Backend, Disk) {
     let device = Arc::new(Device::default());
     let backend = Backend::start(&BackendOptions {
         workers: 1,
-        spin_max: Duration::ZERO,
+        spin_max,
         pin: Vec::new(),
     })
     .unwrap();
     let disk = Disk::new("d", device.clone(), Tracing::off());
     (device, backend, disk)
+}
+
+/// A source that gives `requests`, its client's end, and the numbers of times that it was bothered and that it rested.
+fn source(requests: Vec<Box<Request>>) -> (Socket, UnixStream, [Arc<AtomicU64>; 2]) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let counters: [Arc<AtomicU64>; 2] = Default::default();
+    let source = Socket {
+        socket: ours,
+        depth: requests.len() as u32,
+        gives: requests,
+        bothered: counters[0].clone(),
+        rested: counters[1].clone(),
+    };
+    (source, theirs, counters)
 }
 
 /// Number of times that `counter` moves in a while. A worker that spins moves it some hundred
@@ -79,17 +94,9 @@ fn moves(counter: &AtomicU64) -> u64 {
 
 #[test]
 fn a_hung_up_client_with_a_request_at_a_slow_device_costs_nothing() {
-    let (device, backend, disk) = rig();
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    drop(theirs);
-    let bothered = Arc::new(AtomicU64::new(0));
-    let rested = Arc::new(AtomicU64::new(0));
-    let source = HungUp {
-        socket: ours,
-        first: true,
-        bothered: bothered.clone(),
-        rested: rested.clone(),
-    };
+    let (device, backend, disk) = rig(Duration::ZERO);
+    let (source, client, [bothered, rested]) = source(vec![Request::new(Op::Flush, 0, 0, 7)]);
+    drop(client);
     backend
         .attach(&disk, Box::new(source), Box::new(|_| {}))
         .unwrap();
@@ -100,4 +107,28 @@ fn a_hung_up_client_with_a_request_at_a_slow_device_costs_nothing() {
     wait("it rests", || rested.load(Ordering::Relaxed) == 1);
     assert_eq!(moves(&rested), 0);
     device.complete(0, Status::Ok);
+}
+
+/// The time at which a limit lets the next request pass is known, so nothing is gained by polling until then.
+#[test]
+fn a_lane_that_limits_hold_is_not_polled() {
+    let (device, backend, disk) = rig(Duration::from_secs(3600));
+    // The second one waits for an hour.
+    disk.throttle().set("write-bw=1,burst=1ms".parse().unwrap());
+    let data = Buffer::anonymous(4096).unwrap();
+    let write = |tag| Request::with_buffers(Op::Write, 0, vec![data.clone()], tag);
+    let (source, _client, [bothered, rested]) = source((0..4).map(write).collect());
+    backend
+        .attach(&disk, Box::new(source), Box::new(|_| {}))
+        .unwrap();
+    let is_held = || disk.throttle().held_back().requests > 0;
+    wait("some wait for the limit", is_held);
+    wait("the device gets one", || device.held().len() == 1);
+    device.complete(0, Status::Ok);
+    // A lane that is polled doesn't rest.
+    wait("it rests", || rested.load(Ordering::Relaxed) == 1);
+    let n = moves(&bothered);
+    assert!(n < 1000, "the lane was stepped {n} times while it was held");
+    assert!(is_held());
+    disk.throttle().set(ThrottleLimits::default());
 }
