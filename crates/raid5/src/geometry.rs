@@ -3,6 +3,7 @@
 //! The array is cut into chunks; one chunk at the same place on every member is a row: data on all but one, parity on that
 //! one. A stripe is thinner than a row: one 4 KiB block at the same place on every member, the unit of parity.
 
+use crate::head_pages::bits;
 use pvblk_block::Error;
 use std::fmt;
 use std::ops::Range;
@@ -370,8 +371,7 @@ impl Geometry {
     /// Members of these data blocks of a stripe, as masks both. Bits of blocks that it doesn't have are of no meaning.
     pub(crate) fn stripe_members(&self, stripe: u64, blocks: u64) -> u64 {
         let parity = self.stripe_parity(stripe);
-        let all = 0..self.data_members();
-        let some = all.filter(|index| blocks & 1 << index != 0);
+        let some = bits(blocks).take_while(|index| *index < self.data_members());
         some.fold(0, |mask, index| mask | 1 << self.data_beside(parity, index))
     }
 

@@ -75,8 +75,16 @@ fn every_row_has_every_member_once() {
         for row in 0..g.rows().min(130) {
             let mut seen = vec![false; g.members()];
             seen[g.parity_member(row)] = true;
+            let stripe = row * (g.chunk_sectors() / STRIPE_SECTORS);
+            let everyone = u64::MAX >> (64 - g.members());
+            assert_eq!(
+                g.stripe_members(stripe, u64::MAX),
+                everyone & !(1 << g.parity_member(row)),
+                "seed {seed}: {g:?} row {row}"
+            );
             for index in 0..g.data_members() {
                 let member = g.data_member(row, index);
+                assert_eq!(g.stripe_members(stripe, 1 << index), 1 << member);
                 assert!(!seen[member], "seed {seed}: {g:?} row {row}");
                 seen[member] = true;
                 assert_eq!(g.data_index(row, member), Some(index), "seed {seed}: {g:?}");

@@ -85,8 +85,14 @@ impl What {
     }
 }
 
-/// Requests a second: as many as there are in [`TIME`], or `most`.
-fn rate(array: &Arc<dyn BlockDevice>, what: &What, depth: usize, span: u64, most: u64) -> f64 {
+/// Requests a second, over [`TIME`] or so many requests.
+fn rate(
+    array: &Arc<dyn BlockDevice>,
+    what: &What,
+    depth: usize,
+    span: u64,
+    requests: Option<u64>,
+) -> f64 {
     let What {
         op, bytes, random, ..
     } = *what;
@@ -101,7 +107,7 @@ fn rate(array: &Arc<dyn BlockDevice>, what: &What, depth: usize, span: u64, most
     let blocks = span / bytes as u64;
     let (mut next, mut count) = (0, 0u64);
     let begin = Instant::now();
-    while (most < u64::MAX || begin.elapsed() < TIME) && count < most {
+    while requests.map_or_else(|| begin.elapsed() < TIME, |most| count < most) {
         for mut request in free.drain(..) {
             next += 1;
             let block = if random {
@@ -148,12 +154,14 @@ fn main() -> Result<(), pvblk_block::Error> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     if let [kind, depth, requests] = &args[..] {
         let kind = KINDS.iter().find(|k| k.text == kind).expect("a kind");
-        let (depth, requests) = (depth.parse().expect("a depth"), requests.parse());
+        let depth = depth.parse().ok().filter(|d| *d > 0).expect("a depth");
+        let requests = requests.parse().expect("a number of requests");
         let array = array(Consistency::Resync)?;
-        let rate = rate(&array, kind, depth, SMALL_SPAN, requests.expect("a number"));
+        let rate = rate(&array, kind, depth, SMALL_SPAN, Some(requests));
         println!("{:.1} thousand a second", rate / 1e3);
         return Ok(());
     }
+    assert!(args.is_empty(), "arguments: KIND DEPTH REQUESTS, or none");
     println!("copies of 64 KiB: {:.2} GB/s", copies());
     println!(
         "{:<8} {:<18} {:>6} {:>10} {:>8}",
@@ -163,7 +171,7 @@ fn main() -> Result<(), pvblk_block::Error> {
         let array = array(consistency)?;
         for what in &KINDS {
             for depth in [1, 32, 128] {
-                let rate = rate(&array, what, depth, SPAN, u64::MAX);
+                let rate = rate(&array, what, depth, SPAN, None);
                 let gigabytes = rate * what.bytes as f64 / 1e9;
                 println!(
                     "{policy:<8} {:<18} {depth:>6} {:>10.1} {gigabytes:>8.2}",

@@ -26,19 +26,19 @@ pub(super) struct MemberRequests {
     parts: Vec<Vec<Part>>,
     free_tags: Vec<usize>,
     spare: Vec<Box<Request>>,
-    /// The order in which I/O goes, by [`order_of`]. Sorted in its stead, since it is small.
-    order: Vec<u128>,
+    /// [`sort_key`]s of the I/O. They are sorted in its place, since they are small.
+    keys: Vec<u128>,
 }
 
-/// A number by which I/O is in order: by slot and kind, and by sector. Its lowest 32 bits are the I/O's own number, by [`number_of`].
-fn order_of(io: &MemberIo, number: usize) -> u128 {
-    debug_assert!(io.slot < 1 << 16 && number <= u32::MAX as usize);
+/// Slot, operation, FUA and sector of an I/O, and in the lowest 32 bits its index in the list, for [`index_of`].
+fn sort_key(io: &MemberIo, index: usize) -> u128 {
+    debug_assert!(io.slot < 1 << 16 && index <= u32::MAX as usize);
     let kind = (io.slot as u128) << 16 | (io.op as u128) << 8 | u128::from(io.fua);
-    kind << 96 | u128::from(io.sector) << 32 | number as u128
+    kind << 96 | u128::from(io.sector) << 32 | index as u128
 }
 
-fn number_of(order: u128) -> usize {
-    (order as u32) as usize
+fn index_of(key: u128) -> usize {
+    (key as u32) as usize
 }
 
 impl MemberRequests {
@@ -49,12 +49,12 @@ impl MemberRequests {
         limits: impl Fn(usize) -> Option<Limits>,
         out: &mut Vec<MemberRequest>,
     ) {
-        let mut order = std::mem::take(&mut self.order);
-        order.extend(ios.iter().enumerate().map(|(at, io)| order_of(io, at)));
-        order.sort_unstable();
+        let mut keys = std::mem::take(&mut self.keys);
+        keys.extend(ios.iter().enumerate().map(|(at, io)| sort_key(io, at)));
+        keys.sort_unstable();
         let first = out.len();
-        for key in order.drain(..) {
-            let io = &mut ios[number_of(key)];
+        for key in keys.drain(..) {
+            let io = &mut ios[index_of(key)];
             let data = std::mem::take(&mut io.data);
             let buffers = data.buffers();
             let count = buffers.len();
@@ -101,7 +101,7 @@ impl MemberRequests {
             });
         }
         ios.clear();
-        self.order = order;
+        self.keys = keys;
     }
 
     /// A request for a member, without its buffers.
@@ -156,5 +156,41 @@ impl MemberRequests {
             one
         };
         parts.into_iter().map(one).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::Data;
+
+    #[test]
+    fn keys_are_in_the_order_of_slot_operation_fua_and_sector() {
+        let mut ios = Vec::new();
+        for slot in [0, 1, 63] {
+            for op in [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes] {
+                for (fua, sector) in [(false, 0), (false, 1 << 32), (true, 7), (true, u64::MAX)] {
+                    ios.push(MemberIo {
+                        slot,
+                        op,
+                        fua,
+                        sector,
+                        data: Data::None,
+                        token: Token::default(),
+                        cause: None,
+                    });
+                }
+            }
+        }
+        fastrand::Rng::with_seed(1).shuffle(&mut ios);
+        let mut keys: Vec<u128> = (0..ios.len()).map(|at| sort_key(&ios[at], at)).collect();
+        keys.sort_unstable();
+        let mut by_fields: Vec<usize> = (0..ios.len()).collect();
+        by_fields.sort_by_key(|at| {
+            let io = &ios[*at];
+            (io.slot, io.op as u8, io.fua, io.sector)
+        });
+        let by_key: Vec<usize> = keys.into_iter().map(index_of).collect();
+        assert_eq!(by_key, by_fields);
     }
 }

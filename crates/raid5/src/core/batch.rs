@@ -532,13 +532,13 @@ impl QueueCore {
         let ios = Ios::new(writes.len());
         self.common.note_sums(token.record_mut());
         if writes.is_empty() {
+            self.writes = writes;
             return self.written(token, logged, 0);
         }
         let flying = self.flying.insert(Flying::Writing { token, logged, ios });
         for (io, data) in writes.drain(..) {
             self.start(Purpose::Write { flying }, io, sector, data);
         }
-        // Its memory is used again.
         self.writes = writes;
     }
 

@@ -16,6 +16,7 @@
 
 use super::arms::Arms;
 use super::common::Common;
+use super::plan::sectors_from;
 use super::queue::{Mail, QueueCore};
 use super::record::{Part, in_block};
 use crate::core::streams::Streams;
@@ -24,7 +25,6 @@ use crate::{Geometry, STRIPE_SECTORS};
 use slab::Slab;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
-use std::ops::Range;
 
 /// Stripes that ended after which a write waits no longer, whatever else there is.
 const PATIENCE: u64 = 2048;
@@ -133,17 +133,6 @@ pub(super) struct Gather {
     spare: Vec<(Vec<Part>, Vec<u8>)>,
 }
 
-/// The mask of sectors, which lie in one block.
-fn mask_of(sectors: Range<u64>) -> u8 {
-    match sectors.is_empty() {
-        true => 0,
-        false => {
-            let count = sectors.end - sectors.start;
-            u8::MAX >> (STRIPE_SECTORS - count) << (sectors.start % STRIPE_SECTORS)
-        }
-    }
-}
-
 impl Gather {
     pub fn is_empty(&self) -> bool {
         self.all.is_empty() && self.arriving.is_empty()
@@ -178,7 +167,9 @@ impl Gather {
         };
         let waits = &mut self.all[key];
         for (index, covered) in waits.covered.iter_mut().enumerate() {
-            *covered |= mask_of(in_block(geometry, stripe, index, &sectors));
+            let sectors = in_block(geometry, stripe, index, &sectors);
+            let count = sectors.end.saturating_sub(sectors.start);
+            *covered |= sectors_from(sectors.start % STRIPE_SECTORS, count);
         }
         waits.hurries |= part.has_fua();
         waits.parts.push(part);

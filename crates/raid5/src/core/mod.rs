@@ -83,7 +83,7 @@ use work::BatchPiece;
 pub(super) const TICKS: u32 = 4;
 
 /// Names an I/O when it ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Token(usize);
 
 /// Member I/O to start.

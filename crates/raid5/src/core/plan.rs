@@ -390,8 +390,13 @@ pub(super) fn sectors_of(piece: &Piece) -> u8 {
     if has(Plant::PartialTakenForWhole) {
         return u8::MAX;
     }
-    let all = (1u16 << piece.sectors) - 1;
-    (all << piece.offset) as u8
+    sectors_from(piece.offset, piece.sectors)
+}
+
+/// The mask of so many sectors of a block, from its sector `first` on.
+pub(super) fn sectors_from(first: u64, count: u64) -> u8 {
+    let all = (1u16 << count) - 1;
+    (all << first) as u8
 }
 
 #[cfg(test)]

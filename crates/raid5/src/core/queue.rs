@@ -120,7 +120,7 @@ pub struct QueueCore {
     pub(super) ways: Vec<usize>,
     pub(super) purposes: Slab<(Purpose, usize)>,
     pub(super) flying: Slab<Flying>,
-    /// I/O of the batch that is being written: empty between two of them.
+    /// I/O of the batch that is being written. It is empty between two batches, and keeps its memory.
     pub(super) writes: Vec<((usize, Op, bool), Data)>,
     pub(super) units: Slab<Unit>,
     /// Batches and logs that wait for the end of a stop.

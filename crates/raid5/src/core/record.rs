@@ -68,10 +68,12 @@ pub struct Waiting {
     pub(super) mismatch: bool,
 }
 
-/// A plan, and the pieces and the number of the first parts that it is for.
+/// A plan for some of the parts that wait.
 pub(super) struct Planned {
     pub plan: Plan,
+    /// It is for so many parts, from the first on.
     pub parts: usize,
+    /// Their pieces, if they are of requests.
     pub pieces: Vec<Piece>,
 }
 
@@ -260,20 +262,18 @@ impl Stripe {
 
     /// The plan for the next batch, for the first `count` parts, and their pieces. `None`: the members that are there need nothing.
     pub(super) fn next_plan(&self, view: &View<'_>, count: usize) -> Option<Planned> {
-        let pieces = match self.kind() {
-            Kind::Read | Kind::Write => self.pieces(view.geometry, count),
-            Kind::Fix | Kind::Sync(_) => Vec::new(),
+        let (plan, pieces) = match self.kind() {
+            Kind::Fix => (view.fix(&self.known)?, Vec::new()),
+            Kind::Sync(Action::Recover) => (view.rebuild(&self.known)?, Vec::new()),
+            Kind::Sync(_) => (view.check(&self.known)?, Vec::new()),
+            Kind::Read | Kind::Write => {
+                let pieces = self.pieces(view.geometry, count);
+                (self.plan_of(view, &pieces), pieces)
+            }
         };
-        let plan = match self.kind() {
-            Kind::Fix => view.fix(&self.known),
-            Kind::Sync(Action::Recover) => view.rebuild(&self.known),
-            Kind::Sync(_) => view.check(&self.known),
-            Kind::Read | Kind::Write => Some(self.plan_of(view, &pieces)),
-        };
-        let parts = count;
-        plan.map(|plan| Planned {
+        Some(Planned {
             plan,
-            parts,
+            parts: count,
             pieces,
         })
     }
@@ -338,6 +338,7 @@ impl Stripe {
     ) -> (Plan, Vec<BatchPiece>) {
         let is_for_all = |planned: &Planned| planned.parts == self.waiting.len();
         if let Some(planned) = planned.filter(is_for_all) {
+            debug_assert_eq!(planned.plan.reads, 0, "something is to be read first");
             let taken = self.taken_of(view, &planned.plan, planned.pieces);
             return (planned.plan, taken);
         }
