@@ -108,7 +108,7 @@ tests() {
         failures+=("$name: $f failed: $(failed_names | head -n 20 | paste -sd ' ')")
         keep_log "$name"
         if ((status != 0)) && dead=$(dead_programs) && ((dead > 0)); then
-            fail "$name: $dead programs ended before their tests did"
+            fail "$name: test programs that ended before their tests did: $dead"
         fi
     elif ((status != 0)); then
         # The step ended before its tests did: that is a failure without a line of its own.
