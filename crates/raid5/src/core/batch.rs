@@ -2,8 +2,8 @@
 
 use super::io::Purpose;
 use super::queue::{Mail, QueueCore};
-use super::record::{Batch, Kind, Planned, Stripe, Waiting};
-use super::{Action, Data, Work, bit};
+use super::record::{Batch, Kind, Stripe, Waiting};
+use super::{Action, Data, Piece, Work, bit};
 use crate::core::plan::Plan;
 use crate::core::work::{BatchPiece, borrowed};
 use crate::head_pages::bits;
@@ -188,7 +188,7 @@ impl QueueCore {
         let view = self.common.view(&self.now, &record.seen);
         let parts = record.waiting.len();
         let plan = match record.next_plan(&view, parts) {
-            Some(planned) if planned.plan.reads != 0 => planned.plan,
+            Some((plan, _)) if plan.reads != 0 => plan,
             planned => return self.close_batch(token, parts, planned),
         };
         let sector = self
@@ -395,7 +395,12 @@ impl QueueCore {
     }
 
     /// All that the first parts need was read, or `planned` needs no reads.
-    fn close_batch(&mut self, token: Token<Open, Stripe>, parts: usize, planned: Option<Planned>) {
+    fn close_batch(
+        &mut self,
+        token: Token<Open, Stripe>,
+        parts: usize,
+        planned: Option<(Plan, Vec<Piece>)>,
+    ) {
         let mut token = self.close_word(token);
         let record = token.record_mut();
         let view = self.common.view(&self.now, &record.seen);
@@ -403,7 +408,7 @@ impl QueueCore {
             Kind::Read | Kind::Write => Some(record.ready(&view, parts, planned)),
             Kind::Sync(_) | Kind::Fix => {
                 let planned = planned.or_else(|| record.next_plan(&view, parts));
-                planned.map(|planned| (planned.plan, Vec::new()))
+                planned.map(|(plan, _)| (plan, Vec::new()))
             }
         };
         let Some((plan, pieces)) = ready else {

@@ -68,15 +68,6 @@ pub struct Waiting {
     pub(super) mismatch: bool,
 }
 
-/// A plan for some of the parts that wait.
-pub(super) struct Planned {
-    pub plan: Plan,
-    /// It is for so many parts, from the first on.
-    pub parts: usize,
-    /// Their pieces, if they are of requests.
-    pub pieces: Vec<Piece>,
-}
-
 /// A batch that is calculated.
 pub struct Batch {
     pub(super) plan: Plan,
@@ -261,21 +252,17 @@ impl Stripe {
     }
 
     /// The plan for the next batch, for the first `count` parts, and their pieces. `None`: the members that are there need nothing.
-    pub(super) fn next_plan(&self, view: &View<'_>, count: usize) -> Option<Planned> {
-        let (plan, pieces) = match self.kind() {
-            Kind::Fix => (view.fix(&self.known)?, Vec::new()),
-            Kind::Sync(Action::Recover) => (view.rebuild(&self.known)?, Vec::new()),
-            Kind::Sync(_) => (view.check(&self.known)?, Vec::new()),
+    pub(super) fn next_plan(&self, view: &View<'_>, count: usize) -> Option<(Plan, Vec<Piece>)> {
+        let plan = match self.kind() {
+            Kind::Fix => view.fix(&self.known)?,
+            Kind::Sync(Action::Recover) => view.rebuild(&self.known)?,
+            Kind::Sync(_) => view.check(&self.known)?,
             Kind::Read | Kind::Write => {
                 let pieces = self.pieces(view.geometry, count);
-                (self.plan_of(view, &pieces), pieces)
+                return Some((self.plan_of(view, &pieces), pieces));
             }
         };
-        Some(Planned {
-            plan,
-            parts: count,
-            pieces,
-        })
+        Some((plan, Vec::new()))
     }
 
     /// The queue that owns the next batch: that of the part which has waited longest.
@@ -334,13 +321,12 @@ impl Stripe {
         &self,
         view: &View<'_>,
         count: usize,
-        planned: Option<Planned>,
+        planned: Option<(Plan, Vec<Piece>)>,
     ) -> (Plan, Vec<BatchPiece>) {
-        let is_for_all = |planned: &Planned| planned.parts == self.waiting.len();
-        if let Some(planned) = planned.filter(is_for_all) {
-            debug_assert_eq!(planned.plan.reads, 0, "something is to be read first");
-            let taken = self.taken_of(view, &planned.plan, planned.pieces);
-            return (planned.plan, taken);
+        // If others have arrived since, they may need nothing more either.
+        if let Some((plan, pieces)) = planned.filter(|_| self.waiting.len() == count) {
+            debug_assert_eq!(plan.reads, 0, "something is to be read first");
+            return (plan, self.taken_of(view, &plan, pieces));
         }
         let mut plans = (count..=self.waiting.len()).rev().map(|count| {
             let pieces = self.pieces(view.geometry, count);
