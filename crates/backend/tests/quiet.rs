@@ -125,8 +125,8 @@ fn a_lane_that_limits_hold_is_not_polled() {
     wait("some wait for the limit", is_held);
     wait("the device gets one", || device.held().len() == 1);
     device.complete(0, Status::Ok);
-    // A lane that is polled doesn't rest.
-    wait("it rests", || rested.load(Ordering::Relaxed) == 1);
+    // A lane that is polled doesn't rest. It rests twice if the completion came late.
+    wait("it rests", || rested.load(Ordering::Relaxed) >= 1);
     let n = moves(&bothered);
     assert!(n < 1000, "the lane was stepped {n} times while it was held");
     assert!(is_held());
