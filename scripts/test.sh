@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The checks of `make test`, once the tools are installed. All steps run even if one fails;
 # the last line is the sum, and the status is non-zero if anything failed.
-# The builds that end-to-end tests need come first. Then those tests, which mostly wait, run beside all other checks, whose output follows when both have ended.
+# The builds that end-to-end tests need come first. Then those tests, which mostly wait, run in two lanes beside all other checks. The output of
+# the first lane is shown as it comes, that of the others when it has ended.
 # `test.sh build` only builds what the checks run, so that a run beside busy loops measures tests and not the compiler.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -26,9 +27,10 @@ if [ "${1:-}" = build ]; then
 fi
 
 logs=$(mktemp -d)
-lane=first
-beside=
-trap '[ -z "$beside" ] || kill -- "-$beside" 2>/dev/null; rm -rf "$logs"' EXIT
+lane=e2e
+# Process groups of the lanes beside this one.
+declare -A beside=()
+trap 'for group in "${beside[@]}"; do kill -- "-$group" 2>/dev/null; done; rm -rf "$logs"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
@@ -118,18 +120,21 @@ tests() {
     fi
 }
 
-# Tests of the workspace that belong to a lane: those of tests/e2e, or the others. Further words go to cargo.
+# Tests of the workspace that lane.sh counts to this lane. Further words go to cargo.
 lane_tests() {
-    local name=$1 of=$2 host
+    local name=$1 host
     host=$(rustc -vV | sed -n 's/^host: //p')
-    tests "$name" cargo test --config "target.$host.runner = ['$PWD/scripts/lane.sh', '$of']" --workspace --locked --no-fail-fast "${@:3}"
+    tests "$name" cargo test --config "target.$host.runner = ['$PWD/scripts/lane.sh', '$lane']" --workspace --locked --no-fail-fast "${@:2}"
 }
+
+# Tests of tests/e2e in this lane, without tests of documentation, which have no runner.
+e2e_tests() { lane_tests "$1" --tests; }
 
 # The checks beside the end-to-end tests.
 others() {
-    # They come first, since they build nothing: a build would hold the lock of the target directory, which `cargo test` wants in the other lane.
+    # They come first, since they build nothing: a build would hold the lock of the target directory, which `cargo test` wants in the other lanes.
     # The rules of the tree (imports, unsafe, lengths, links) are tests of `pvblk-house`, the fuzz targets over their seeds those of `pvblk-fuzz`.
-    lane_tests 'unit tests' others
+    lane_tests 'unit tests'
     check 'clippy' cargo clippy --workspace --all-targets --locked -- -D warnings
     check 'clippy, with planted bugs' cargo clippy -p pvblk-sim --features planted --all-targets --locked -- -D warnings
     if command -v cargo-deny >/dev/null 2>&1; then
@@ -147,16 +152,32 @@ others() {
     tests "fuzzing, $FUZZ_SECONDS s" scripts/fuzz.sh "$FUZZ_SECONDS"
 }
 
-# Writes this lane's account, and adds another lane's.
-write_account() {
-    printf '%s\n' "${failures[@]}" >"$logs/$lane.failed"
-    printf '%s\n' "${skips[@]}" >"$logs/$lane.skipped"
-    printf '%d %d %d\n' "$passed" "$failed" "$skipped" >"$logs/$lane.sum"
+# Starts a lane with its own account: LANE COMMAND…
+start() {
+    # In a process group of its own, so that nothing of it outlives this script.
+    set -m
+    (
+        lane=$1
+        passed=0 failed=0 skipped=0 failures=() skips=()
+        trap - EXIT
+        "${@:2}"
+        printf '%s\n' "${failures[@]}" >"$logs/$lane.failed"
+        printf '%s\n' "${skips[@]}" >"$logs/$lane.skipped"
+        printf '%d %d %d\n' "$passed" "$failed" "$skipped" >"$logs/$lane.sum"
+    ) >"$logs/$1" 2>&1 </dev/null &
+    beside[$1]=$!
+    set +m
 }
-add_account() {
+
+# Shows a lane's output until it has ended, and adds its account to this one's.
+join() {
     local p f s
+    printf '\n== the lane %s\n' "$1"
+    tail -n +1 -f "$logs/$1" --pid="${beside[$1]}"
+    wait "${beside[$1]}"
+    unset "beside[$1]"
     if ! read -r p f s <"$logs/$1.sum"; then
-        fail "the checks beside the end-to-end tests: they ended before their sum"
+        fail "the lane $1: it ended before its sum"
         return
     fi
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
@@ -170,28 +191,15 @@ run 'build of the tests' cargo test --workspace --locked --no-run || can=false
 # The command is built on its own, as it is shipped; the lab and the examples are there since the step before.
 run 'release build' cargo build --release --locked -p pvblk || can=false
 
-# In a process group of its own, so that nothing of it outlives this script.
-set -m
-(
-    lane=beside
-    passed=0 failed=0 skipped=0 failures=() skips=()
-    trap - EXIT
-    others
-    write_account
-) >"$logs/beside" 2>&1 </dev/null &
-beside=$!
-set +m
+start others others
 if $can; then
-    # Without tests of documentation, which have no runner.
-    lane_tests 'end to end' e2e --tests
+    start kernels e2e_tests 'end to end, long ones'
+    e2e_tests 'end to end'
+    join kernels
 else
     fail 'builds, and with them the end-to-end tests'
 fi
-printf '\n== end-to-end tests have ended: the other checks\n'
-tail -n +1 -f "$logs/beside" --pid="$beside"
-wait "$beside"
-beside=
-add_account beside
+join others
 
 printf '\n'
 for text in "${skips[@]}"; do printf 'skipped: %s\n' "$text"; done
