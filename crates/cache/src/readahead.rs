@@ -15,18 +15,17 @@ pub struct Hint {
 /// Where the streams of a queue are. Hits are told too, so it is the queue's own and takes no lock.
 #[derive(Debug)]
 pub struct Streams {
-    /// The last page of each, and when it was used.
-    last: [(u64, u64); STREAMS],
-    clock: u64,
-    current: usize,
+    /// The last page of each.
+    last: [u64; STREAMS],
+    /// Their numbers, in a byte each: the one that was used last is in the lowest byte.
+    order: u64,
 }
 
 impl Default for Streams {
     fn default() -> Streams {
         Streams {
-            last: [(u64::MAX - 1, 0); STREAMS],
-            clock: 0,
-            current: 0,
+            last: [u64::MAX - 1; STREAMS],
+            order: 0x0001_0203_0405_0607,
         }
     }
 }
@@ -35,34 +34,48 @@ impl Streams {
     /// Pages `first` to `last` are read.
     #[inline]
     pub fn read(&mut self, first: u64, last: u64) -> Hint {
-        self.clock += 1;
         // On the page where it was, or on the next one.
-        let follows = |at: u64| at == first || at.wrapping_add(1) == first;
-        if !follows(self.last[self.current].0) {
-            match self.last.iter().position(|&(at, _)| follows(at)) {
-                Some(found) => self.current = found,
-                None => {
-                    let oldest = (0..STREAMS).min_by_key(|&i| self.last[i].1);
-                    self.current = oldest.unwrap_or(0);
-                    self.last[self.current] = (last, self.clock);
-                    return Hint {
-                        stream: self.current as u8,
-                        sequential: first == 0,
-                    };
-                }
+        let follows = |at: u64| first.wrapping_sub(at) <= 1;
+        let (mut stream, mut sequential) = (self.newest(), true);
+        if !follows(self.last[stream]) {
+            let bits = (0..).zip(&self.last);
+            let found = bits.fold(0u32, |all, (bit, &at)| all | u32::from(follows(at)) << bit);
+            if found != 0 {
+                stream = found.trailing_zeros() as usize % STREAMS;
+                self.bring_forward(stream);
+            } else {
+                // The oldest one ends.
+                self.order = self.order.rotate_left(8);
+                (stream, sequential) = (self.newest(), first == 0);
             }
         }
-        self.last[self.current] = (last, self.clock);
+        self.last[stream] = last;
         Hint {
-            stream: self.current as u8,
-            sequential: true,
+            stream: stream as u8,
+            sequential,
         }
+    }
+
+    /// The number of the stream that was used last.
+    #[inline]
+    fn newest(&self) -> usize {
+        self.order as usize % STREAMS
+    }
+
+    /// Makes a stream the one that was used last.
+    fn bring_forward(&mut self, stream: usize) {
+        let stream = stream as u64;
+        let mut places = (0..64).step_by(8);
+        let place = places.find(|place| self.order >> place & 0xff == stream);
+        let upto = u64::MAX >> (56 - place.unwrap_or(0));
+        let newer = self.order & upto >> 8;
+        self.order = self.order & !upto | newer << 8 | stream;
     }
 
     /// True if `page` is the one that the current stream ended on: then it was accessed already.
     #[inline]
     pub fn is_on(&self, page: u64) -> bool {
-        self.last[self.current].0 == page
+        self.last[self.newest()] == page
     }
 }
 
@@ -407,10 +420,22 @@ mod tests {
         }
         // Halves of a page.
         assert!(s.read(19, 19).sequential && s.is_on(19));
+        // The oldest of nine is forgotten.
+        let far = |i: u64| 100_000 * (i + 1);
+        for i in 0..STREAMS as u64 {
+            assert!(!s.read(far(i), far(i)).sequential);
+        }
+        assert!(!s.read(20, 20).sequential, "the ninth");
+        for i in (1..STREAMS as u64).rev() {
+            assert!(s.read(far(i) + 1, far(i) + 1).sequential);
+        }
+        assert!(!s.read(far(0) + 1, far(0) + 1).sequential);
+        assert!(s.read(far(1) + 2, far(1) + 2).sequential);
+        assert!(!s.read(20 + 1, 20 + 1).sequential);
         // Random reads don't push out a stream that is in use.
         for i in 0..40 {
             assert!(!s.read(5000 + 10 * i, 5000 + 10 * i).sequential);
-            assert!(s.read(20 + i, 20 + i).sequential);
+            assert!(s.read(22 + i, 22 + i).sequential);
         }
     }
 }
