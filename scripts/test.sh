@@ -193,9 +193,9 @@ run 'release build' cargo build --release --locked -p pvblk || can=false
 
 start others others
 if $can; then
-    start kernels e2e_tests 'end to end, long ones'
+    start waiting e2e_tests 'end to end, those that wait'
     e2e_tests 'end to end'
-    join kernels
+    join waiting
 else
     fail 'builds, and with them the end-to-end tests'
 fi

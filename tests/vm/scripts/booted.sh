@@ -4,7 +4,7 @@
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8
 add=/run/vm/add
-trap 'echo "failed at line $LINENO: $BASH_COMMAND"; journalctl --no-pager -o cat -u pvblk -n 40 || true' ERR
+trap 'line=$LINENO; journalctl --no-pager -o cat -u pvblk -n 40 || true; echo "failed in line $line: $BASH_COMMAND"' ERR
 
 begin=$(date +%s)
 done_with() {

@@ -5,7 +5,7 @@
 set -euo pipefail
 # shellcheck disable=SC1091
 source /lib/xen-lab.sh
-trap 'echo "failed in line $LINENO"; tail -n 20 /out/serve.log' ERR
+trap 'line=$LINENO; tail -n 20 /out/serve.log; echo "failed in line $line: $BASH_COMMAND"' ERR
 rounds=6 seconds=4
 
 mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null || true

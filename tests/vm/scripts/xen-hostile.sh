@@ -4,7 +4,7 @@
 set -euo pipefail
 # shellcheck disable=SC1091
 source /lib/xen-lab.sh
-trap 'echo "failed in line $LINENO"; tail -n 40 /out/serve.log; tr -d "\r" </out/evil.console | tail -n 20' ERR
+trap 'line=$LINENO; tail -n 40 /out/serve.log; tr -d "\r" </out/evil.console | tail -n 20; echo "failed in line $line: $BASH_COMMAND"' ERR
 
 step() { echo "passed $* (at $(cut -d ' ' -f 1 /proc/uptime) s)"; }
 
