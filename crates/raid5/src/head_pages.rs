@@ -50,48 +50,34 @@ impl HeadPages {
             self.region.zero(self.at(member), STRIPE_BYTES);
             return;
         }
-        // Most arrays have few members, and clearing a long list takes its time.
-        match of.count_ones() {
-            0..=8 => self.sum_up_to::<8>(member, of),
-            _ => self.sum_up_to::<64>(member, of),
-        }
-    }
-
-    fn sum_up_to<const N: usize>(&self, member: usize, of: u64) {
-        let mut sources = [(&*self.region, 0); N];
-        let mut count = 0;
-        for source in bits(of) {
-            sources[count].1 = self.at(source);
-            count += 1;
-        }
-        self.region
-            .xor_from(self.at(member), &sources[..count], STRIPE_BYTES);
-    }
-
-    fn sources(&self, of: u64) -> Vec<(&Region, usize)> {
-        let region = &*self.region;
-        bits(of).map(|member| (region, self.at(member))).collect()
+        let to = (&*self.region, self.at(member));
+        sum_blocks(of.count_ones(), self.pages(of), to);
     }
 
     /// A block elsewhere becomes the XOR of some pages, given as a mask that isn't empty.
     pub fn sum_to(&self, to: &Region, at: usize, of: u64) {
-        to.xor_from(at, &self.sources(of), STRIPE_BYTES);
+        sum_blocks(of.count_ones(), self.pages(of), (to, at));
     }
 
     /// A page becomes the XOR of some pages, given as a mask, and of a block elsewhere.
     pub fn sum_with(&self, member: usize, of: u64, other: (&Region, usize)) {
-        let mut sources = self.sources(of);
-        sources.push(other);
-        self.region
-            .xor_from(self.at(member), &sources, STRIPE_BYTES);
+        let all = self.pages(of).chain([other]);
+        let to = (&*self.region, self.at(member));
+        sum_blocks(of.count_ones() + 1, all, to);
     }
 
-    /// A page becomes the XOR of blocks elsewhere.
-    pub fn sum_of_buffers(&self, member: usize, blocks: &[Buffer]) {
-        let sources: Vec<(&Region, usize)> =
-            blocks.iter().map(|b| (&**b.region(), b.offset())).collect();
-        self.region
-            .xor_from(self.at(member), &sources, STRIPE_BYTES);
+    /// A page becomes the XOR of `count` blocks elsewhere: 1 to 64.
+    pub fn sum_of<'a>(
+        &'a self,
+        member: usize,
+        count: usize,
+        blocks: impl Iterator<Item = (&'a Region, usize)>,
+    ) {
+        sum_blocks(count as u32, blocks, (&self.region, self.at(member)));
+    }
+
+    fn pages(&self, of: u64) -> impl Iterator<Item = (&Region, usize)> {
+        bits(of).map(|member| (&*self.region, self.at(member)))
     }
 
     /// True if a page is all zeros.
@@ -106,20 +92,48 @@ impl HeadPages {
             self.region.zero(to, len);
             return;
         }
-        segments(request, skip, len, |part| {
-            part.copy_to(&self.region, to);
-            to += part.len();
+        segments(request, skip, len, |buffer, at, len| {
+            let (from, at) = (buffer.region(), buffer.offset() + at);
+            self.region.copy_from(to, from, at, len);
+            to += len;
         });
     }
 
     /// Copies from a page into a request's buffers; as [`HeadPages::take`].
     pub fn give(&self, member: usize, offset: usize, request: &Request, skip: usize, len: usize) {
         let mut from = self.at(member) + offset;
-        segments(request, skip, len, |part| {
-            part.copy_from(&self.region, from);
-            from += part.len();
+        segments(request, skip, len, |buffer, at, len| {
+            let (to, at) = (buffer.region(), buffer.offset() + at);
+            to.copy_from(at, &self.region, from, len);
+            from += len;
         });
     }
+}
+
+/// The block at `to` becomes the XOR of so many blocks.
+fn sum_blocks<'a>(
+    count: u32,
+    blocks: impl Iterator<Item = (&'a Region, usize)>,
+    to: (&'a Region, usize),
+) {
+    // Most arrays have few members, and clearing a long list takes its time.
+    match count {
+        0..=8 => sum_up_to::<8>(blocks, to),
+        _ => sum_up_to::<64>(blocks, to),
+    }
+}
+
+fn sum_up_to<'a, const N: usize>(
+    blocks: impl Iterator<Item = (&'a Region, usize)>,
+    (to, at): (&'a Region, usize),
+) {
+    let mut sources = [(to, at); N];
+    let mut count = 0;
+    for block in blocks {
+        sources[count] = block;
+        count += 1;
+    }
+    to.xor_from(at, &sources[..count], STRIPE_BYTES);
 }
 
 /// The numbers of the bits of a mask, from the lowest.
@@ -131,8 +145,13 @@ pub fn bits(mut mask: u64) -> impl Iterator<Item = usize> + Clone {
     })
 }
 
-/// The parts of a request's buffers that hold `len` bytes of its data from `skip`.
-pub fn segments(request: &Request, mut skip: usize, mut len: usize, mut each: impl FnMut(Buffer)) {
+/// The parts of a request's buffers that hold `len` bytes of its data from `skip`: each buffer, the place in it, and bytes there.
+pub fn segments<'a>(
+    request: &'a Request,
+    mut skip: usize,
+    mut len: usize,
+    mut each: impl FnMut(&'a Buffer, usize, usize),
+) {
     for buffer in &request.buffers {
         if len == 0 {
             return;
@@ -142,9 +161,7 @@ pub fn segments(request: &Request, mut skip: usize, mut len: usize, mut each: im
             continue;
         }
         let take = len.min(buffer.len() - skip);
-        if let Some(part) = buffer.slice(skip, take) {
-            each(part);
-        }
+        each(buffer, skip, take);
         skip = 0;
         len -= take;
     }

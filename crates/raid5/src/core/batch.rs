@@ -2,7 +2,7 @@
 
 use super::io::Purpose;
 use super::queue::{Mail, QueueCore};
-use super::record::{Batch, Kind, Stripe, Waiting};
+use super::record::{Batch, Kind, Part as RequestPart, Stripe, Waiting};
 use super::{Action, Data, Piece, Work, bit};
 use crate::core::plan::Plan;
 use crate::core::work::{BatchPiece, borrowed};
@@ -12,6 +12,10 @@ use crate::words::{
     Claimed, Closed, Errands, Leaves, LogEntry, Looked, Open, Parked, Part, Partial, Seen, Token,
 };
 use pvblk_block::{Op, RequestFlags};
+
+/// Lists of pieces that a queue keeps for later batches, and pieces that one of them has room for at most.
+const SPARE: usize = 64;
+const MOST_KEPT: usize = 16;
 
 /// A batch whose next step is the end of its I/O, or of its calculation.
 pub enum Flying {
@@ -74,6 +78,30 @@ impl Unnamed {
     }
 }
 
+/// Lists that batches need for a moment. They are empty between two steps, but for `planned`, and keep their memory.
+#[derive(Default)]
+pub(super) struct Lists {
+    arrived: Vec<words::Arrived<RequestPart>>,
+    /// Pieces of the last plan that was made.
+    planned: Vec<Piece>,
+    /// Parts that are over.
+    over: Vec<Waiting>,
+    /// I/O of a batch that is being written.
+    writes: Vec<((usize, Op, bool), Data)>,
+    /// Memory for pieces of batches.
+    spare: Vec<Vec<BatchPiece>>,
+}
+
+impl Lists {
+    /// Keeps memory for a later batch, if not much is kept already.
+    fn keep(&mut self, mut pieces: Vec<BatchPiece>) {
+        pieces.clear();
+        if self.spare.len() < SPARE && (1..=MOST_KEPT).contains(&pieces.capacity()) {
+            self.spare.push(pieces);
+        }
+    }
+}
+
 impl QueueCore {
     /// The word is this queue's.
     pub(super) fn claimed(&mut self, token: Token<Claimed, Stripe>) {
@@ -123,16 +151,20 @@ impl QueueCore {
     }
 
     fn take_arrivals<S: words::Takes>(&mut self, token: &mut Token<S, Stripe>) {
-        let mut arrived = Vec::new();
-        self.common.words.take(token, &mut arrived);
-        token.record_mut().add(arrived, &self.common.geometry);
+        let arrived = &mut self.lists.arrived;
+        self.common.words.take(token, arrived);
+        token
+            .record_mut()
+            .add(arrived.drain(..), &self.common.geometry);
     }
 
     /// Closes the batch; arrivals until then are among those that wait.
     fn close_word(&mut self, token: Token<Open, Stripe>) -> Token<Closed, Stripe> {
-        let mut arrived = Vec::new();
-        let mut token = self.common.words.close(token, &mut arrived);
-        token.record_mut().add(arrived, &self.common.geometry);
+        let arrived = &mut self.lists.arrived;
+        let mut token = self.common.words.close(token, arrived);
+        token
+            .record_mut()
+            .add(arrived.drain(..), &self.common.geometry);
         token
     }
 
@@ -187,8 +219,8 @@ impl QueueCore {
         let record = token.record_mut();
         let view = self.common.view(&self.now, &record.seen);
         let parts = record.waiting.len();
-        let plan = match record.next_plan(&view, parts) {
-            Some((plan, _)) if plan.reads != 0 => plan,
+        let plan = match record.next_plan(&view, parts, &mut self.lists.planned) {
+            Some(plan) if plan.reads != 0 => plan,
             planned => return self.close_batch(token, parts, planned),
         };
         let sector = self
@@ -334,9 +366,11 @@ impl QueueCore {
             // A check passes over it.
             Kind::Sync(action) => vec![record.sync_done(action != Action::Recover)],
             Kind::Read | Kind::Write => {
-                let view = self.common.view(&self.now, &record.seen);
-                let pieces = record.taken(&view, &plan, parts);
-                record.done(pieces, false)
+                let seen = record.seen.clone();
+                let view = self.common.view(&self.now, &seen);
+                let mut lost = Vec::new();
+                record.lose(&view, &plan, parts, &mut lost);
+                lost
             }
         };
         self.lose_parts(token, lost);
@@ -394,25 +428,23 @@ impl QueueCore {
         self.ways.extend(its.filter_map(|w| w.part.way_of(self.me)));
     }
 
-    /// All that the first parts need was read, or `planned` needs no reads.
-    fn close_batch(
-        &mut self,
-        token: Token<Open, Stripe>,
-        parts: usize,
-        planned: Option<(Plan, Vec<Piece>)>,
-    ) {
+    /// All that the first parts need was read, or `planned`, whose pieces are in the list of them, needs no reads.
+    fn close_batch(&mut self, token: Token<Open, Stripe>, parts: usize, planned: Option<Plan>) {
         let mut token = self.close_word(token);
         let record = token.record_mut();
         let view = self.common.view(&self.now, &record.seen);
+        let mut pieces = self.lists.spare.pop().unwrap_or_default();
+        let listed = &mut self.lists.planned;
         let ready = match record.kind() {
-            Kind::Read | Kind::Write => Some(record.ready(&view, parts, planned)),
-            Kind::Sync(_) | Kind::Fix => {
-                let planned = planned.or_else(|| record.next_plan(&view, parts));
-                planned.map(|(plan, _)| (plan, Vec::new()))
+            Kind::Read | Kind::Write => {
+                let plan = record.ready(&view, parts, planned, listed);
+                record.take_pieces(&view, &plan, listed, &mut pieces);
+                Some(plan)
             }
+            Kind::Sync(_) | Kind::Fix => planned.or_else(|| record.next_plan(&view, parts, listed)),
         };
-        let Some((plan, pieces)) = ready else {
-            return self.end_batch(token, Vec::new(), true);
+        let Some(plan) = ready else {
+            return self.end_batch(token, pieces, true);
         };
         let calculation = view.calculation(&record.known, &plan, &pieces, !self.common.limited);
         let pages = record.head_pages().expect("a batch has pages");
@@ -524,7 +556,7 @@ impl QueueCore {
         };
         let is_fua = |p: &BatchPiece| p.request.flags.contains(RequestFlags::FUA);
         let fua = batch.pieces.iter().any(is_fua);
-        let mut writes = std::mem::take(&mut self.writes);
+        let mut writes = std::mem::take(&mut self.lists.writes);
         view.writes(&record.known, &batch.plan, |role, slot| {
             if batch.calculation.hole && self.now.device(slot).slot.ability.zeroes {
                 return writes.push(((slot, Op::WriteZeroes, fua), Data::Zeros));
@@ -537,14 +569,14 @@ impl QueueCore {
         let ios = Ios::new(writes.len());
         self.common.note_sums(token.record_mut());
         if writes.is_empty() {
-            self.writes = writes;
+            self.lists.writes = writes;
             return self.written(token, logged, 0);
         }
         let flying = self.flying.insert(Flying::Writing { token, logged, ios });
         for (io, data) in writes.drain(..) {
             self.start(Purpose::Write { flying }, io, sector, data);
         }
-        self.writes = writes;
+        self.lists.writes = writes;
     }
 
     fn written(&mut self, token: Token<Closed, Stripe>, logged: Option<Part>, failed: u64) {
@@ -582,21 +614,26 @@ impl QueueCore {
     }
 
     /// The batch is over: its pieces are acknowledged, and the word is left.
-    fn end_batch(&mut self, mut token: Token<Closed, Stripe>, pieces: Vec<BatchPiece>, ok: bool) {
+    fn end_batch(
+        &mut self,
+        mut token: Token<Closed, Stripe>,
+        mut pieces: Vec<BatchPiece>,
+        ok: bool,
+    ) {
         let record = token.record_mut();
         let batch = record.batch.take();
-        let parts = match record.kind() {
+        let mut over = std::mem::take(&mut self.lists.over);
+        match record.kind() {
             Kind::Fix => {
                 if batch.is_some() && ok {
                     let misfit = record.misfit;
                     self.common.note_fixed(&self.now, &record.known, misfit);
                 }
                 record.settle();
-                Vec::new()
             }
-            Kind::Sync(_) => vec![record.sync_done(ok)],
-            Kind::Read | Kind::Write => record.done(pieces, ok),
-        };
+            Kind::Sync(_) => over.push(record.sync_done(ok)),
+            Kind::Read | Kind::Write => record.done(&mut pieces, ok, &mut over),
+        }
         let blocks = self.common.geometry.data_members();
         let whole = batch.is_some_and(|batch| batch.plan.blocks().1 == blocks);
         if !ok {
@@ -607,7 +644,9 @@ impl QueueCore {
         for to in wake {
             self.send(to, Mail::Pages);
         }
-        self.end_parts(parts);
+        self.end_parts(over.drain(..));
+        self.lists.over = over;
+        self.lists.keep(pieces);
         self.leave(token);
     }
 

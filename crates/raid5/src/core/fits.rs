@@ -12,7 +12,7 @@ use super::work::borrowed;
 use crate::head_pages::{Block, bits, segments};
 use crate::sums::{UNKNOWN, holder, sum_of, sum_of_xor, sum_of_zeros};
 use crate::{STRIPE_BYTES, STRIPE_SECTORS};
-use pvblk_block::{Buffer, Request};
+use pvblk_block::Request;
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -226,9 +226,9 @@ impl Common {
             let skip = ((sector - request.sector) * 512) as usize;
             let found = sum_read(place.member, stripe, |block| {
                 let mut at = 0;
-                segments(request, skip, STRIPE_BYTES, |part: Buffer| {
-                    part.read(0, &mut block[at..at + part.len()]);
-                    at += part.len();
+                segments(request, skip, STRIPE_BYTES, |buffer, from, len| {
+                    buffer.read(from, &mut block[at..at + len]);
+                    at += len;
                 });
             });
             found == wanted

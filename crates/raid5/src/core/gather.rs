@@ -166,6 +166,7 @@ impl Gather {
             None => self.begin_to_wait(stripe, geometry.data_members()),
         };
         let waits = &mut self.all[key];
+        let is_new = waits.parts.is_empty();
         for (index, covered) in waits.covered.iter_mut().enumerate() {
             let sectors = in_block(geometry, stripe, index, &sectors);
             let count = sectors.end.saturating_sub(sectors.start);
@@ -176,11 +177,16 @@ impl Gather {
         if waits.place == Place::Delayed && waits.is_whole() {
             waits.place = Place::Whole;
             waits.since = self.ended;
-            self.delayed.remove(&waits.number);
             self.whole.insert(waits.number, key);
+            if !is_new {
+                self.delayed.remove(&waits.number);
+            }
+        } else if is_new {
+            self.delayed.insert(waits.number, key);
         }
     }
 
+    /// Makes an entry for a stripe. It isn't in a list yet.
     fn begin_to_wait(&mut self, stripe: u64, blocks: usize) -> usize {
         let (parts, mut covered) = self.spare.pop().unwrap_or_default();
         covered.clear();
@@ -197,7 +203,6 @@ impl Gather {
             since: self.ended,
         });
         self.by_stripe.insert(stripe, key);
-        self.delayed.insert(number, key);
         key
     }
 

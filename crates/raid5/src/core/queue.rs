@@ -1,6 +1,6 @@
 //! [`QueueCore`]: the part of the core that is one queue's own.
 
-use super::batch::Flying;
+use super::batch::{Flying, Lists};
 use super::common::{Common, Tallies};
 use super::gather::Gather;
 use super::intent::Intents;
@@ -12,12 +12,12 @@ use super::orders::Orders;
 use super::record::Stripe;
 use super::request::{Active, HeldFlush, Span};
 use super::sync::{Sync, SyncEnd};
-use super::{Data, MemberIo, SharedRequest, Work};
+use super::{MemberIo, SharedRequest, Work};
 use crate::words::{
     Answer, Claimed, LogBlocks, LogToken, OwnPlaces, Owner, Parked, Place, Reserve, Seen,
     StripePages, Token,
 };
-use pvblk_block::{Completion, Error, Op};
+use pvblk_block::{Completion, Error};
 use slab::Slab;
 use std::collections::VecDeque;
 use std::fmt;
@@ -120,8 +120,7 @@ pub struct QueueCore {
     pub(super) ways: Vec<usize>,
     pub(super) purposes: Slab<(Purpose, usize)>,
     pub(super) flying: Slab<Flying>,
-    /// I/O of the batch that is being written. It is empty between two batches, and keeps its memory.
-    pub(super) writes: Vec<((usize, Op, bool), Data)>,
+    pub(super) lists: Lists,
     pub(super) units: Slab<Unit>,
     /// Batches and logs that wait for the end of a stop.
     pub(super) parked: Vec<Token<Parked, Stripe>>,
@@ -185,7 +184,7 @@ impl QueueCore {
             ways: Vec::new(),
             purposes: Slab::new(),
             flying: Slab::new(),
-            writes: Vec::new(),
+            lists: Lists::default(),
             units: Slab::new(),
             parked: Vec::new(),
             held_logs: Vec::new(),

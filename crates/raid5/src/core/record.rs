@@ -251,18 +251,22 @@ impl Stripe {
         }
     }
 
-    /// The plan for the next batch, for the first `count` parts, and their pieces. `None`: the members that are there need nothing.
-    pub(super) fn next_plan(&self, view: &View<'_>, count: usize) -> Option<(Plan, Vec<Piece>)> {
-        let plan = match self.kind() {
-            Kind::Fix => view.fix(&self.known)?,
-            Kind::Sync(Action::Recover) => view.rebuild(&self.known)?,
-            Kind::Sync(_) => view.check(&self.known)?,
+    /// The plan for the next batch, for the first `count` parts, whose pieces become `pieces`. `None`: the members that are there need nothing.
+    pub(super) fn next_plan(
+        &self,
+        view: &View<'_>,
+        count: usize,
+        pieces: &mut Vec<Piece>,
+    ) -> Option<Plan> {
+        match self.kind() {
+            Kind::Fix => view.fix(&self.known),
+            Kind::Sync(Action::Recover) => view.rebuild(&self.known),
+            Kind::Sync(_) => view.check(&self.known),
             Kind::Read | Kind::Write => {
-                let pieces = self.pieces(view.geometry, count);
-                return Some((self.plan_of(view, &pieces), pieces));
+                self.pieces(view.geometry, count, pieces);
+                Some(self.plan_of(view, pieces))
             }
-        };
-        Some((plan, Vec::new()))
+        }
     }
 
     /// The queue that owns the next batch: that of the part which has waited longest.
@@ -288,20 +292,19 @@ impl Stripe {
     }
 
     /// Pieces of the first `count` parts, as far as they are of the first one's stripe and kind: so reads can't keep a write waiting.
-    fn pieces(&self, geometry: &Geometry, count: usize) -> Vec<Piece> {
+    fn pieces(&self, geometry: &Geometry, count: usize, pieces: &mut Vec<Piece>) {
+        pieces.clear();
         let Some(first) = self.waiting.first() else {
-            return Vec::new();
+            return;
         };
         let is_alike =
             |part: &Part| part.stripe == first.part.stripe && part.kind() == first.part.kind();
-        let mut pieces = Vec::with_capacity(count);
         for (at, waiting) in self.waiting[..count].iter().enumerate() {
             if is_alike(&waiting.part) {
                 let part = &waiting.part;
-                part.add_pieces(geometry, at, waiting.left, &mut pieces);
+                part.add_pieces(geometry, at, waiting.left, pieces);
             }
         }
-        pieces
     }
 
     /// A plan for pieces of the first parts. It has at least one block of the first.
@@ -315,45 +318,61 @@ impl Stripe {
         view.serve(&self.known, &firsts)
     }
 
-    /// The batch that can be calculated from what was read: that of the first `count` parts, and of as many others as need nothing more.
-    /// `planned` is a plan for the first ones that reads nothing, if there is one already.
+    /// The plan of the batch that can be calculated from what was read: that of the first `count` parts, and of as many others as need nothing
+    /// more. Their pieces become `pieces`, which has those of `planned`: a plan for the first ones that reads nothing, if there is one already.
     pub(super) fn ready(
         &self,
         view: &View<'_>,
         count: usize,
-        planned: Option<(Plan, Vec<Piece>)>,
-    ) -> (Plan, Vec<BatchPiece>) {
+        planned: Option<Plan>,
+        pieces: &mut Vec<Piece>,
+    ) -> Plan {
         // If others have arrived since, they may need nothing more either.
-        if let Some((plan, pieces)) = planned.filter(|_| self.waiting.len() == count) {
+        if let Some(plan) = planned.filter(|_| self.waiting.len() == count) {
             debug_assert_eq!(plan.reads, 0, "something is to be read first");
-            return (plan, self.taken_of(view, &plan, pieces));
+            return plan;
         }
         let mut plans = (count..=self.waiting.len()).rev().map(|count| {
-            let pieces = self.pieces(view.geometry, count);
-            (self.plan_of(view, &pieces), pieces)
+            self.pieces(view.geometry, count, pieces);
+            self.plan_of(view, pieces)
         });
-        let found = plans.find(|(plan, _)| plan.reads == 0);
-        let (plan, pieces) = found.expect("all that the first plan needs was read");
-        (plan, self.taken_of(view, &plan, pieces))
+        let found = plans.find(|plan| plan.reads == 0);
+        found.expect("all that the first plan needs was read")
     }
 
-    /// Pieces of the first `count` parts that are in a plan.
-    pub(super) fn taken(&self, view: &View<'_>, plan: &Plan, count: usize) -> Vec<BatchPiece> {
-        self.taken_of(view, plan, self.pieces(view.geometry, count))
-    }
-
-    /// Those pieces that are in a plan.
-    fn taken_of(&self, view: &View<'_>, plan: &Plan, pieces: Vec<Piece>) -> Vec<BatchPiece> {
-        let taken = pieces.into_iter().filter(|piece| plan.takes(piece));
-        let taken = taken.filter_map(|piece| match &self.waiting[piece.request].part.of {
-            PartOf::Request { request, .. } => Some(BatchPiece {
-                request: Arc::clone(request),
-                member: view.geometry.stripe_data(piece.stripe, piece.index),
-                piece,
+    /// Appends those pieces that are in a plan, with their requests.
+    pub(super) fn take_pieces(
+        &self,
+        view: &View<'_>,
+        plan: &Plan,
+        pieces: &[Piece],
+        taken: &mut Vec<BatchPiece>,
+    ) {
+        let takes = pieces.iter().filter(|piece| plan.takes(piece));
+        taken.extend(
+            takes.filter_map(|piece| match &self.waiting[piece.request].part.of {
+                PartOf::Request { request, .. } => Some(BatchPiece {
+                    request: Arc::clone(request),
+                    member: view.geometry.stripe_data(piece.stripe, piece.index),
+                    piece: *piece,
+                }),
+                PartOf::Sync(_) => None,
             }),
-            PartOf::Sync(_) => None,
-        });
-        taken.collect()
+        );
+    }
+
+    /// Pieces of the first `count` parts that are in a plan are lost: moves the parts that have no others to `over`.
+    pub(super) fn lose(
+        &mut self,
+        view: &View<'_>,
+        plan: &Plan,
+        count: usize,
+        over: &mut Vec<Waiting>,
+    ) {
+        let (mut pieces, mut taken) = (Vec::new(), Vec::new());
+        self.pieces(view.geometry, count, &mut pieces);
+        self.take_pieces(view, plan, &pieces, &mut taken);
+        self.done(&mut taken, false, over);
     }
 
     /// A sector of the array that the batch is for, of a request that traces follow.
@@ -408,19 +427,18 @@ impl Stripe {
         all
     }
 
-    /// Pieces of a batch are done, or failed: takes out the parts that have no others.
-    pub(super) fn done(&mut self, pieces: Vec<BatchPiece>, ok: bool) -> Vec<Waiting> {
-        for BatchPiece { piece, .. } in &pieces {
+    /// Pieces of a batch are done, or failed: moves the parts that have no others to `over`.
+    pub(super) fn done(&mut self, pieces: &mut Vec<BatchPiece>, ok: bool, over: &mut Vec<Waiting>) {
+        // Pieces go before the parts' requests end.
+        for BatchPiece { piece, .. } in pieces.drain(..) {
             let waiting = &mut self.waiting[piece.request];
             waiting.left &= !bit(piece.index);
             waiting.failed |= !ok;
         }
-        // Before the parts' requests end.
-        drop(pieces);
         let is_over = |waiting: &mut Waiting| {
             waiting.left == 0 && matches!(waiting.part.of, PartOf::Request { .. })
         };
-        self.waiting.extract_if(.., is_over).collect()
+        over.extend(self.waiting.extract_if(.., is_over));
     }
 
     /// Pieces of a batch that are of this member fail, when they are done.

@@ -121,7 +121,9 @@ impl QueueCore {
                 (piece.sectors * 512) as usize,
             );
             let mut buffers = Vec::new();
-            segments(&active.request, skip, len, |buffer| buffers.push(buffer));
+            segments(&active.request, skip, len, |buffer, at, len| {
+                buffers.extend(buffer.slice(at, len));
+            });
             let purpose = Purpose::Direct(Direct {
                 request: id,
                 sectors: of,
@@ -274,7 +276,7 @@ impl QueueCore {
     }
 
     /// Parts of a batch are done: those of other queues go back to them.
-    pub(super) fn end_parts(&mut self, parts: Vec<Waiting>) {
+    pub(super) fn end_parts(&mut self, parts: impl IntoIterator<Item = Waiting>) {
         for waiting in parts {
             let (ok, mismatch) = (!waiting.has_failed(), waiting.mismatch);
             let Waiting { place, part, .. } = waiting;

@@ -145,11 +145,10 @@ impl Work {
     }
 
     fn sum_borrowed(&self) {
-        let mut blocks = Vec::with_capacity(self.pieces.len());
-        for BatchPiece { piece, request, .. } in &self.pieces {
-            segments(request, piece.skip, STRIPE_BYTES, |part| blocks.push(part));
-        }
-        self.pages.sum_of_buffers(self.calculation.parity, &blocks);
+        let blocks = self.pieces.iter().filter_map(lent);
+        let blocks = blocks.map(|(buffer, at)| (&**buffer.region(), buffer.offset() + at));
+        self.pages
+            .sum_of(self.calculation.parity, self.pieces.len(), blocks);
     }
 }
 
@@ -157,20 +156,21 @@ impl Work {
 /// it is until the end.
 pub(super) fn can_borrow(pieces: &[BatchPiece], blocks: usize) -> bool {
     let stable = |p: &BatchPiece| p.request.flags.contains(RequestFlags::STABLE_BUFFERS);
-    let whole = |p: &BatchPiece| p.piece.len() == STRIPE_BYTES && is_one_buffer(p);
+    let whole = |p: &BatchPiece| p.piece.len() == STRIPE_BYTES && lent(p).is_some();
     pieces.len() == blocks && pieces.iter().all(|p| stable(p) && whole(p))
 }
 
 /// The data of a member's block where its submitter has it, for pieces that can be borrowed.
 pub(super) fn borrowed(pieces: &[BatchPiece], member: usize) -> Option<Buffer> {
-    let p = pieces.iter().find(|p| p.member == member)?;
-    let mut data = None;
-    segments(&p.request, p.piece.skip, STRIPE_BYTES, |b| data = Some(b));
-    data
+    let (buffer, at) = lent(pieces.iter().find(|p| p.member == member)?)?;
+    buffer.slice(at, STRIPE_BYTES)
 }
 
-fn is_one_buffer(p: &BatchPiece) -> bool {
-    let mut parts = 0;
-    segments(&p.request, p.piece.skip, STRIPE_BYTES, |_| parts += 1);
-    parts == 1
+/// The buffer, and the place in it, that has the data of a whole block. `None`: there are several.
+fn lent(p: &BatchPiece) -> Option<(&Buffer, usize)> {
+    let mut found = None;
+    segments(&p.request, p.piece.skip, STRIPE_BYTES, |buffer, at, len| {
+        found = Some((buffer, at)).filter(|_| len == STRIPE_BYTES);
+    });
+    found
 }
