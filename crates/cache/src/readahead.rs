@@ -21,6 +21,9 @@ pub struct Streams {
     order: u64,
 }
 
+/// A byte of the order is a stream's number.
+const _: () = assert!(STREAMS == size_of::<u64>());
+
 impl Default for Streams {
     fn default() -> Streams {
         Streams {
@@ -38,8 +41,8 @@ impl Streams {
         let follows = |at: u64| first.wrapping_sub(at) <= 1;
         let (mut stream, mut sequential) = (self.newest(), true);
         if !follows(self.last[stream]) {
-            let bits = (0..).zip(&self.last);
-            let found = bits.fold(0u32, |all, (bit, &at)| all | u32::from(follows(at)) << bit);
+            let ends = (0..).zip(&self.last);
+            let found = ends.fold(0u32, |all, (bit, &at)| all | u32::from(follows(at)) << bit);
             if found != 0 {
                 stream = found.trailing_zeros() as usize % STREAMS;
                 self.bring_forward(stream);
@@ -67,6 +70,7 @@ impl Streams {
         let stream = stream as u64;
         let mut places = (0..64).step_by(8);
         let place = places.find(|place| self.order >> place & 0xff == stream);
+        // The bytes up to the stream's own.
         let upto = u64::MAX >> (56 - place.unwrap_or(0));
         let newer = self.order & upto >> 8;
         self.order = self.order & !upto | newer << 8 | stream;
