@@ -3,7 +3,6 @@
 //! The array is cut into chunks; one chunk at the same place on every member is a row: data on all but one, parity on that
 //! one. A stripe is thinner than a row: one 4 KiB block at the same place on every member, the unit of parity.
 
-use crate::head_pages::bits;
 use pvblk_block::Error;
 use std::fmt;
 use std::ops::Range;
@@ -370,9 +369,36 @@ impl Geometry {
 
     /// Members of these data blocks of a stripe, as masks both. Bits of blocks that it doesn't have are of no meaning.
     pub(crate) fn stripe_members(&self, stripe: u64, blocks: u64) -> u64 {
-        let parity = self.stripe_parity(stripe);
-        let some = bits(blocks).take_while(|index| *index < self.data_members());
-        some.fold(0, |mask, index| mask | 1 << self.data_beside(parity, index))
+        let (parity, members) = (self.stripe_parity(stripe), self.members());
+        let blocks = blocks & ((1 << self.data_members()) - 1);
+        match self.layout {
+            Layout::LeftAsymmetric | Layout::RightAsymmetric => {
+                let before = blocks & ((1 << parity) - 1);
+                before | (blocks ^ before) << 1
+            }
+            // They begin behind the parity, and those behind the last member are on the first ones again.
+            Layout::LeftSymmetric | Layout::RightSymmetric => {
+                let turned = u128::from(blocks) << (parity + 1);
+                (turned | turned >> members) as u64 & (u64::MAX >> (64 - members))
+            }
+        }
+    }
+
+    /// Data blocks of a stripe in which a range of the array lies that isn't empty, as a mask.
+    pub(crate) fn stripe_blocks(&self, stripe: u64, sectors: &Range<u64>) -> u64 {
+        debug_assert!(!sectors.is_empty());
+        // They are a chunk apart.
+        let first = self.stripe_array_sector(stripe, 0);
+        let from = match sectors.start.checked_sub(first + STRIPE_SECTORS) {
+            Some(behind) => (behind >> self.chunk_shift) + 1,
+            None => 0,
+        };
+        let end = sectors.end.saturating_sub(first) + self.chunk_sectors() - 1;
+        let upto = (end >> self.chunk_shift).min(self.data_members() as u64);
+        match from < upto {
+            true => (1 << upto) - (1 << from),
+            false => 0,
+        }
     }
 
     /// The member with data block `index` of a stripe.

@@ -102,6 +102,30 @@ fn every_row_has_every_member_once() {
 }
 
 #[test]
+fn a_range_lies_in_the_blocks_that_have_some_of_its_sectors() {
+    for (seed, mut rng) in seeds() {
+        let g = any_geometry(&mut rng);
+        for _ in 0..100 {
+            let start = rng.u64(0..g.capacity_sectors());
+            let most = rng.u64(1..=2 * g.row_sectors());
+            let sectors = start..start + rng.u64(1..=most);
+            let near = g.stripe_of(start).saturating_sub(2);
+            let stripe = rng.u64(near..g.stripes().min(near + 20));
+            let has_some = |index: &usize| {
+                let first = g.stripe_array_sector(stripe, *index);
+                first < sectors.end && sectors.start < first + STRIPE_SECTORS
+            };
+            let blocks = (0..g.data_members()).filter(has_some);
+            assert_eq!(
+                g.stripe_blocks(stripe, &sectors),
+                blocks.fold(0, |mask, index| mask | 1 << index),
+                "seed {seed}: {g:?} stripe {stripe} {sectors:?}"
+            );
+        }
+    }
+}
+
+#[test]
 fn maps_go_there_and_back() {
     for (seed, mut rng) in seeds() {
         let g = any_geometry(&mut rng);

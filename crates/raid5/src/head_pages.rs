@@ -110,7 +110,7 @@ impl HeadPages {
     }
 }
 
-/// The block at `to` becomes the XOR of so many blocks.
+/// The block at `to` becomes the XOR of `count` blocks, 1 to 64, of which it may be one.
 fn sum_blocks<'a>(
     count: u32,
     blocks: impl Iterator<Item = (&'a Region, usize)>,

@@ -13,8 +13,9 @@ use crate::words::{
 };
 use pvblk_block::{Op, RequestFlags};
 
-/// Lists of pieces that a queue keeps for later batches, and pieces that one of them has room for at most.
+/// Most lists of pieces that a queue keeps for later batches.
 const SPARE: usize = 64;
+/// A list with room for more pieces than this isn't kept: arrays with more data members allocate one for each batch.
 const MOST_KEPT: usize = 16;
 
 /// A batch whose next step is the end of its I/O, or of its calculation.
@@ -78,7 +79,8 @@ impl Unnamed {
     }
 }
 
-/// Lists that batches need for a moment. They are empty between two steps, but for `planned`, and keep their memory.
+/// Lists that batches need for a moment; they keep their memory for the next one. Between two steps only `planned`, which nobody reads any more,
+/// and `spare`, whose lists are empty, have entries.
 #[derive(Default)]
 pub(super) struct Lists {
     arrived: Vec<words::Arrived<RequestPart>>,
@@ -428,7 +430,8 @@ impl QueueCore {
         self.ways.extend(its.filter_map(|w| w.part.way_of(self.me)));
     }
 
-    /// All that the first parts need was read, or `planned`, whose pieces are in the list of them, needs no reads.
+    /// All that the first parts need was read, or `planned`, whose pieces are in `lists.planned`, needs no reads. A plan of an action or a fix has
+    /// no pieces; the list is then an older plan's.
     fn close_batch(&mut self, token: Token<Open, Stripe>, parts: usize, planned: Option<Plan>) {
         let mut token = self.close_word(token);
         let record = token.record_mut();

@@ -20,6 +20,7 @@ use super::plan::sectors_from;
 use super::queue::{Mail, QueueCore};
 use super::record::{Part, in_block};
 use crate::core::streams::Streams;
+use crate::head_pages::bits;
 use crate::words::{OwnPlaces, Owner};
 use crate::{Geometry, STRIPE_SECTORS};
 use slab::Slab;
@@ -167,10 +168,10 @@ impl Gather {
         };
         let waits = &mut self.all[key];
         let is_new = waits.parts.is_empty();
-        for (index, covered) in waits.covered.iter_mut().enumerate() {
+        for index in bits(geometry.stripe_blocks(stripe, &sectors)) {
             let sectors = in_block(geometry, stripe, index, &sectors);
-            let count = sectors.end.saturating_sub(sectors.start);
-            *covered |= sectors_from(sectors.start % STRIPE_SECTORS, count);
+            let count = sectors.end - sectors.start;
+            waits.covered[index] |= sectors_from(sectors.start % STRIPE_SECTORS, count);
         }
         waits.hurries |= part.has_fua();
         waits.parts.push(part);
@@ -186,7 +187,7 @@ impl Gather {
         }
     }
 
-    /// Makes an entry for a stripe. It isn't in a list yet.
+    /// Makes an entry for a stripe. The caller puts it into one of the lists.
     fn begin_to_wait(&mut self, stripe: u64, blocks: usize) -> usize {
         let (parts, mut covered) = self.spare.pop().unwrap_or_default();
         covered.clear();

@@ -52,7 +52,7 @@ impl Stripes {
         let stripes = self.geometry.range_stripes(&(sector..end));
         stripes.into_iter().all(|stripe| {
             let range = sector..end;
-            if crate::core::record::blocks(&self.geometry, stripe, &range) == 0 {
+            if self.geometry.stripe_blocks(stripe, &range) == 0 {
                 return true;
             }
             let part = Part {

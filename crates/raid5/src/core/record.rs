@@ -173,7 +173,7 @@ impl Part {
     /// Its data blocks, as a mask; 0: it isn't in the stripe, or is no request's.
     fn blocks(&self, geometry: &Geometry) -> u64 {
         match &self.of {
-            PartOf::Request { sectors, .. } => blocks(geometry, self.stripe, sectors),
+            PartOf::Request { sectors, .. } => geometry.stripe_blocks(self.stripe, sectors),
             PartOf::Sync(_) => 0,
         }
     }
@@ -212,13 +212,6 @@ pub(super) fn in_block(
     sectors.start.max(block)..sectors.end.min(block + STRIPE_SECTORS)
 }
 
-/// Data blocks of a stripe that a range of sectors lies in, as a mask.
-pub fn blocks(geometry: &Geometry, stripe: u64, sectors: &Range<u64>) -> u64 {
-    let all = 0..geometry.data_members();
-    let some = all.filter(|index| !in_block(geometry, stripe, *index, sectors).is_empty());
-    some.fold(0, |mask, index| mask | bit(index))
-}
-
 impl Waiting {
     pub fn has_failed(&self) -> bool {
         self.failed
@@ -251,7 +244,8 @@ impl Stripe {
         }
     }
 
-    /// The plan for the next batch, for the first `count` parts, whose pieces become `pieces`. `None`: the members that are there need nothing.
+    /// The plan for the next batch, for the first `count` parts, whose pieces become `pieces`, which stays as it is if the batch is no
+    /// request's. `None`: the members that are there need nothing.
     pub(super) fn next_plan(
         &self,
         view: &View<'_>,
@@ -429,7 +423,7 @@ impl Stripe {
 
     /// Pieces of a batch are done, or failed: moves the parts that have no others to `over`.
     pub(super) fn done(&mut self, pieces: &mut Vec<BatchPiece>, ok: bool, over: &mut Vec<Waiting>) {
-        // Pieces go before the parts' requests end.
+        // Each piece gives its share of the request back before the parts end: a request that ends has to be its queue's alone.
         for BatchPiece { piece, .. } in pieces.drain(..) {
             let waiting = &mut self.waiting[piece.request];
             waiting.left &= !bit(piece.index);

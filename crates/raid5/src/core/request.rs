@@ -2,7 +2,7 @@
 
 use super::io::Purpose;
 use super::queue::{Ended, EndedOf, Mail, QueueCore};
-use super::record::{Part, PartOf, Waiting, blocks};
+use super::record::{Part, PartOf, Waiting};
 use super::{Data, SharedRequest};
 use crate::head_pages::segments;
 use crate::words::{Arrival, Place};
@@ -209,7 +209,7 @@ impl QueueCore {
             && part.is_none()
             && let Some(stripe) = span.stripes.next()
         {
-            part = (blocks(geometry, stripe, &sectors) != 0).then(|| Part {
+            part = (geometry.stripe_blocks(stripe, &sectors) != 0).then(|| Part {
                 of: PartOf::Request {
                     request: Arc::clone(&active.request),
                     id,

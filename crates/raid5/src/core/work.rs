@@ -145,8 +145,10 @@ impl Work {
     }
 
     fn sum_borrowed(&self) {
-        let blocks = self.pieces.iter().filter_map(lent);
-        let blocks = blocks.map(|(buffer, at)| (&**buffer.region(), buffer.offset() + at));
+        let blocks = self.pieces.iter().map(|piece| {
+            let (buffer, at) = lent(piece).expect("a batch borrows blocks that can be lent");
+            (&**buffer.region(), buffer.offset() + at)
+        });
         self.pages
             .sum_of(self.calculation.parity, self.pieces.len(), blocks);
     }
@@ -166,7 +168,7 @@ pub(super) fn borrowed(pieces: &[BatchPiece], member: usize) -> Option<Buffer> {
     buffer.slice(at, STRIPE_BYTES)
 }
 
-/// The buffer, and the place in it, that has the data of a whole block. `None`: there are several.
+/// The buffer, and the place in it, that has the data of a whole block. `None`: it lies in several buffers, or in none.
 fn lent(p: &BatchPiece) -> Option<(&Buffer, usize)> {
     let mut found = None;
     segments(&p.request, p.piece.skip, STRIPE_BYTES, |buffer, at, len| {
