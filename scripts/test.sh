@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The checks of `make test`, once the tools are installed. All steps run even if one fails;
 # the last line is the sum, and the status is non-zero if anything failed.
-# The builds that end-to-end tests need come first. Then those tests, which mostly wait, run in two lanes beside all other checks. The output of
-# the first lane is shown as it comes, that of the others when it has ended.
+# The builds that end-to-end tests need come first. Then those tests, which mostly wait, run in the lane `e2e`, beside all other checks in the lane
+# `others`, whose output follows when both have ended. A third lane, for those that wait longest, made the whole no faster on two CPUs.
 # `test.sh build` only builds what the checks run, so that a run beside busy loops measures tests and not the compiler.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -28,9 +28,9 @@ fi
 
 logs=$(mktemp -d)
 lane=e2e
-# Process groups of the lanes beside this one.
-declare -A beside=()
-trap 'for group in "${beside[@]}"; do kill -- "-$group" 2>/dev/null; done; rm -rf "$logs"' EXIT
+# The process group of the lane beside this one.
+beside=
+trap '[ -z "$beside" ] || kill -- "-$beside" 2>/dev/null; rm -rf "$logs"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
@@ -120,19 +120,16 @@ tests() {
     fi
 }
 
-# Tests of the workspace that lane.sh counts to this lane. Further words go to cargo.
+# Tests of the workspace that are this lane's, as lane.sh has it. Further words go to cargo.
 lane_tests() {
     local name=$1 host
     host=$(rustc -vV | sed -n 's/^host: //p')
     tests "$name" cargo test --config "target.$host.runner = ['$PWD/scripts/lane.sh', '$lane']" --workspace --locked --no-fail-fast "${@:2}"
 }
 
-# Tests of tests/e2e in this lane, without tests of documentation, which have no runner.
-e2e_tests() { lane_tests "$1" --tests; }
-
 # The checks beside the end-to-end tests.
 others() {
-    # They come first, since they build nothing: a build would hold the lock of the target directory, which `cargo test` wants in the other lanes.
+    # They come first, since they build nothing: a build would hold the lock of the target directory, which `cargo test` wants in the other lane.
     # The rules of the tree (imports, unsafe, lengths, links) are tests of `pvblk-house`, the fuzz targets over their seeds those of `pvblk-fuzz`.
     lane_tests 'unit tests'
     check 'clippy' cargo clippy --workspace --all-targets --locked -- -D warnings
@@ -153,7 +150,7 @@ others() {
 }
 
 # Starts a lane with its own account: LANE COMMAND…
-start() {
+start_lane() {
     # In a process group of its own, so that nothing of it outlives this script.
     set -m
     (
@@ -165,17 +162,17 @@ start() {
         printf '%s\n' "${skips[@]}" >"$logs/$lane.skipped"
         printf '%d %d %d\n' "$passed" "$failed" "$skipped" >"$logs/$lane.sum"
     ) >"$logs/$1" 2>&1 </dev/null &
-    beside[$1]=$!
+    beside=$!
     set +m
 }
 
 # Shows a lane's output until it has ended, and adds its account to this one's.
-join() {
-    local p f s
+join_lane() {
+    local lane=$1 p f s
     printf '\n== the lane %s\n' "$1"
-    tail -n +1 -f "$logs/$1" --pid="${beside[$1]}"
-    wait "${beside[$1]}"
-    unset "beside[$1]"
+    tail -n +1 -f "$logs/$1" --pid="$beside"
+    wait "$beside"
+    beside=
     if ! read -r p f s <"$logs/$1.sum"; then
         fail "the lane $1: it ended before its sum"
         return
@@ -191,15 +188,13 @@ run 'build of the tests' cargo test --workspace --locked --no-run || can=false
 # The command is built on its own, as it is shipped; the lab and the examples are there since the step before.
 run 'release build' cargo build --release --locked -p pvblk || can=false
 
-start others others
+start_lane others others
 if $can; then
-    start waiting e2e_tests 'end to end, those that wait'
-    e2e_tests 'end to end'
-    join waiting
+    lane_tests 'end to end' --tests
 else
     fail 'builds, and with them the end-to-end tests'
 fi
-join others
+join_lane others
 
 printf '\n'
 for text in "${skips[@]}"; do printf 'skipped: %s\n' "$text"; done

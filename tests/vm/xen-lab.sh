@@ -11,6 +11,16 @@ mkdir -p "$lab"
 exec {lab_nothing}<>"$lab/nothing"
 lab_sleep() { read -r -t "$1" -u "$lab_nothing" || true; }
 
+# script_failed LOG...: prints the ends of logs, and last the line of the script that failed, also if that was in a function. For
+# `trap 'script_failed LOG...' ERR` after `set -E`.
+script_failed() {
+    local line=${BASH_LINENO[-2]} log
+    for log in "$@"; do
+        [ ! -f "$log" ] || tr -d '\r' <"$log" | tail -n 40
+    done
+    echo "failed in line $line"
+}
+
 # guest_create NAME SCRIPT [VCPUS [MEMORY [ARGUMENTS [DISK...]]]]
 #
 # Makes a guest with so many virtual CPUs (4) and megabytes (384), and more arguments for its kernel, which are parameters

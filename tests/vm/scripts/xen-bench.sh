@@ -2,10 +2,10 @@
 # For xen.sh --with qdisk, in dom0: our server, the kernel's back end on a loop device and QEMU's, each on a file in memory, for the
 # same guest and in turn; our server has two of them, against each other as a control. Leaves /out/samples.tsv: back end, operation, depth, round, requests a second, and, for each request,
 # system calls of the back end's process, those of them that are ioctl and write (which end in hypercalls here), and events received.
-set -euo pipefail
+set -Eeuo pipefail
 # shellcheck disable=SC1091
 source /lib/xen-lab.sh
-trap 'line=$LINENO; tail -n 20 /out/serve.log; echo "failed in line $line: $BASH_COMMAND"' ERR
+trap 'script_failed /out/serve.log' ERR
 rounds=6 seconds=4
 
 mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null || true

@@ -1,10 +1,10 @@
 #!/bin/bash
 # For xen.sh, in dom0: our server, /add/pvblk, a guest whose front end in user space, /add/hostile_front, breaks rules on one disk, and a stock
 # guest that checks its data on another one meanwhile. Every step says `passed STEP`, or the script ends.
-set -euo pipefail
+set -Eeuo pipefail
 # shellcheck disable=SC1091
 source /lib/xen-lab.sh
-trap 'line=$LINENO; tail -n 40 /out/serve.log; tr -d "\r" </out/evil.console | tail -n 20; echo "failed in line $line: $BASH_COMMAND"' ERR
+trap 'script_failed /out/serve.log /out/evil.console' ERR
 
 step() { echo "passed $* (at $(cut -d ' ' -f 1 /proc/uptime) s)"; }
 
