@@ -370,9 +370,7 @@ impl QueueCore {
             Kind::Read | Kind::Write => {
                 let seen = record.seen.clone();
                 let view = self.common.view(&self.now, &seen);
-                let mut lost = Vec::new();
-                record.lose(&view, &plan, parts, &mut lost);
-                lost
+                record.lose(&view, &plan, parts)
             }
         };
         self.lose_parts(token, lost);

@@ -355,18 +355,13 @@ impl Stripe {
         );
     }
 
-    /// Pieces of the first `count` parts that are in a plan are lost: moves the parts that have no others to `over`.
-    pub(super) fn lose(
-        &mut self,
-        view: &View<'_>,
-        plan: &Plan,
-        count: usize,
-        over: &mut Vec<Waiting>,
-    ) {
-        let (mut pieces, mut taken) = (Vec::new(), Vec::new());
+    /// Pieces of the first `count` parts that are in a plan are lost: takes out the parts that have no others.
+    pub(super) fn lose(&mut self, view: &View<'_>, plan: &Plan, count: usize) -> Vec<Waiting> {
+        let (mut pieces, mut taken, mut over) = (Vec::new(), Vec::new(), Vec::new());
         self.pieces(view.geometry, count, &mut pieces);
         self.take_pieces(view, plan, &pieces, &mut taken);
-        self.done(&mut taken, false, over);
+        self.done(&mut taken, false, &mut over);
+        over
     }
 
     /// A sector of the array that the batch is for, of a request that traces follow.
