@@ -149,7 +149,7 @@ others() {
     tests "fuzzing, $FUZZ_SECONDS s" scripts/fuzz.sh "$FUZZ_SECONDS"
 }
 
-# Starts a lane with its own account: LANE COMMAND…
+# Starts a lane, which is a function of this name, with its own account.
 start_lane() {
     # In a process group of its own, so that nothing of it outlives this script.
     set -m
@@ -157,7 +157,7 @@ start_lane() {
         lane=$1
         passed=0 failed=0 skipped=0 failures=() skips=()
         trap - EXIT
-        "${@:2}"
+        "$1"
         printf '%s\n' "${failures[@]}" >"$logs/$lane.failed"
         printf '%s\n' "${skips[@]}" >"$logs/$lane.skipped"
         printf '%d %d %d\n' "$passed" "$failed" "$skipped" >"$logs/$lane.sum"
@@ -188,7 +188,7 @@ run 'build of the tests' cargo test --workspace --locked --no-run || can=false
 # The command is built on its own, as it is shipped; the lab and the examples are there since the step before.
 run 'release build' cargo build --release --locked -p pvblk || can=false
 
-start_lane others others
+start_lane others
 if $can; then
     lane_tests 'end to end' --tests
 else
