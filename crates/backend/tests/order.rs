@@ -98,6 +98,8 @@ fn barrier_holds(workers: usize, data: bool) {
         a.flush(3, BARRIER);
     }
     wait("the barrier is taken", || a.pulled() == 2);
+    // A taken request may not have reached the gate yet; after a whole turn it has.
+    a.settle();
     // Later than the barrier, on both queues.
     a.write(4, NONE);
     b.write(5, NONE);

@@ -129,14 +129,24 @@ impl Stuck {
 
 /// Reads on until `words` have come.
 fn wait_for(log: &mut File, said: &mut String, words: &str) -> Result<(), Stop> {
+    read_until(log, said, words, |said| said.contains(words))
+}
+
+/// Reads on until `enough` holds for all that was read; `what` names it.
+fn read_until(
+    log: &mut File,
+    said: &mut String,
+    what: &str,
+    enough: impl Fn(&str) -> bool,
+) -> Result<(), Stop> {
     let begin = Instant::now();
-    while !said.contains(words) {
+    while !enough(said) {
         check(begin.elapsed() < PATIENCE, || {
-            format!("no {words:?} in {said}")
+            format!("no {what:?} in {said}")
         })?;
         let mut bytes = [0; 4096];
         match log.read(&mut bytes) {
-            Ok(0) => return Stop::fail(format!("it ended without {words:?}: {said}")),
+            Ok(0) => return Stop::fail(format!("it ended without {what:?}: {said}")),
             Ok(n) => said.push_str(&String::from_utf8_lossy(&bytes[..n])),
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
                 std::thread::sleep(Duration::from_millis(2));
@@ -179,14 +189,17 @@ fn told_later() -> Result<(), Stop> {
     let mut stuck = Stuck::new()?;
     stuck.break_them()?;
     flush(&mut stuck.disk_a)?;
+    let told = |said: &str| {
+        let of_b = |l: &&str| l.contains("export \"b\": ") && !is_stall(l);
+        said.lines().filter(of_b).count()
+    };
     let Stuck { log, said, .. } = &mut stuck;
-    wait_for(log, said, "export \"b\": ")?;
+    // A server that stops ends the connections that it hasn't read from yet without a line.
+    read_until(log, said, "line for each", |said| told(said) >= BROKEN)?;
     stuck.signal(Signal::TERM)?;
     let Stuck { log, said, .. } = &mut stuck;
     wait_for(log, said, "stopping")?;
-    let of_b = |l: &&str| l.contains("export \"b\": ") && !is_stall(l);
-    let told = said.lines().filter(of_b);
-    let told = told.count();
+    let told = told(said);
     check(told == BROKEN, || {
         format!("{told} of {BROKEN} are told: {said}")
     })?;
