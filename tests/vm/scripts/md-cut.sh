@@ -31,12 +31,20 @@ written() {
     read -ra numbers </sys/block/md0/stat
     echo "${numbers[4]}"
 }
-filled=$(written)
+filled=$(written) jobs=24
 fio --name=writes --filename=/dev/md0 --rw=randwrite --bsrange=4k-48k --blockalign=128k --direct=1 --ioengine=psync \
-    --numjobs=8 --thread --time_based --runtime=600 >/tmp/fio.log 2>&1 &
+    --numjobs=$jobs --thread --time_based --runtime=600 >/tmp/fio.log 2>&1 &
 writer=$!
 while (($(written) < filled + 400)); do sleep 0.1; done
-for name in m0 m1 m2 m3; do dmsetup suspend --nolockfs --noflush "$name"; done
+# The first member falls behind until each job waits for it. A job waits either for the log of a stripe whose parity is there, or
+# for data, and then parity is on its member already. The odds are even, so one in 2^24 runs has no stripe with wrong parity.
+dmsetup suspend --nolockfs --noflush m0
+before=-1
+while now=$(written) && read -r _ waiting </sys/block/md0/inflight && ((waiting < jobs || now != before)); do
+    before=$now
+    sleep 0.5
+done
+for name in m1 m2 m3; do dmsetup suspend --nolockfs --noflush "$name"; done
 for n in 0 1 2 3; do dd if="${disks[n]}" of="${copies[n]}" bs=1M conv=fsync status=none; done
 for name in m0 m1 m2 m3; do dmsetup resume "$name"; done
 kill "$writer"
