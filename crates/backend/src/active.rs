@@ -1,5 +1,5 @@
 //! [`ActiveList`]: the disks that are to be looked at once a second, since requests of theirs are in flight or hang, or a lane is blocked. A disk without any
-//! of that costs nothing, so ten thousand may be served.
+//! of that costs nothing, so ten thousand may be served; and while the list is empty nobody needs to look at all.
 //!
 //! A lane puts its disk on the list, and a look takes it off. Each first stores what it did, the lane a count and the look a flag, and then reads what the
 //! other has stored, with a full fence between the two, as at the [gate](crate::gate). So one of them sees the other, and no disk with a request in flight is
@@ -26,6 +26,8 @@ pub(crate) struct Looked {
 pub(crate) struct ActiveList {
     /// Each at most once.
     disks: Mutex<Vec<Weak<Looked>>>,
+    /// Called when a disk comes to an empty list.
+    filled: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// A disk's place on the list.
@@ -73,7 +75,7 @@ impl Place {
         if self.is_off.swap(false, Ordering::SeqCst)
             && let Some(list) = list.upgrade()
         {
-            list.disks.lock().push(Weak::clone(disk));
+            list.push(Weak::clone(disk));
         }
     }
 
@@ -89,8 +91,24 @@ impl Place {
 }
 
 impl ActiveList {
-    /// Looks for requests that are older than `limit`, and for disks whose limits hold requests back.
-    pub fn look(&self, limit: Duration) {
+    /// From now on `call` is called when a disk comes to the list while it is empty, on the thread that serves the disk. Once.
+    pub fn when_filled(&self, call: impl Fn() + Send + Sync + 'static) {
+        let is_first = self.filled.set(Box::new(call)).is_ok();
+        debug_assert!(is_first, "somebody is told already");
+    }
+
+    fn push(&self, disk: Weak<Looked>) {
+        let mut disks = self.disks.lock();
+        let was_empty = disks.is_empty();
+        disks.push(disk);
+        drop(disks);
+        if was_empty && let Some(call) = self.filled.get() {
+            call();
+        }
+    }
+
+    /// Looks for requests that are older than `limit`, and for disks whose limits hold requests back. True if disks are on the list then.
+    pub fn look(&self, limit: Duration) -> bool {
         let mut listed = std::mem::take(&mut *self.disks.lock());
         listed.retain(|disk| disk.upgrade().is_some_and(|disk| disk.look(limit)));
         let mut now = self.disks.lock();
@@ -99,6 +117,7 @@ impl ActiveList {
         } else {
             now.append(&mut listed);
         }
+        !now.is_empty()
     }
 
     #[cfg(test)]
@@ -197,6 +216,35 @@ mod tests {
         drop(b);
         list.look(LIMIT);
         assert_eq!(list.len(), 1, "the disk is gone");
+    }
+
+    #[test]
+    fn a_list_tells_when_it_is_empty_no_more() {
+        let list = Arc::<ActiveList>::default();
+        let ((disk, _), (other, _)) = (disk(&list), disk(&list));
+        let told = Arc::<AtomicU64>::default();
+        let tells = Arc::clone(&told);
+        list.when_filled(move || {
+            tells.fetch_add(1, Ordering::SeqCst);
+        });
+        let told = || told.load(Ordering::SeqCst);
+        let open = |disk: &Looked| {
+            let counters = &disk.counters;
+            counters.open(&Connection::new("c".into()), "q".into())
+        };
+        let (lane, others) = (open(&disk), open(&other));
+        for round in 1..3 {
+            assert!(!list.look(LIMIT), "nothing is listed");
+            let batch = take(&lane);
+            lane.fence_and_join();
+            assert_eq!(told(), round);
+            let second = take(&others);
+            others.fence_and_join();
+            assert!(list.look(LIMIT));
+            end(&lane, batch);
+            end(&others, second);
+            assert_eq!(told(), round, "it wasn't empty");
+        }
     }
 
     #[test]

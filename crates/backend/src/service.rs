@@ -224,10 +224,16 @@ impl Service {
         &self.events
     }
 
-    /// To be called once a second or so: looks for requests that are older than `limit`, and tells events that were left out.
-    pub fn look(&self, limit: Duration) {
-        self.active.look(limit);
-        self.events.tick();
+    /// To be called once a second or so: looks for requests that are older than `limit`, and tells events that were left out. False if there is
+    /// nothing to look at for now: a call may wait until [`Service::when_active`] tells of something, or for some seconds.
+    pub fn look(&self, limit: Duration) -> bool {
+        let has_disks = self.active.look(limit);
+        self.events.tick() || has_disks
+    }
+
+    /// From now on `call` is called when there is something to look at and there was nothing; on a worker, so it mustn't wait. Once.
+    pub fn when_active(&self, call: impl Fn() + Send + Sync + 'static) {
+        self.active.when_filled(call);
     }
 
     /// The pressure that the buffers for users' data give way to.

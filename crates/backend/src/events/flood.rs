@@ -105,6 +105,11 @@ impl Flood {
         due
     }
 
+    /// True if there have been no events for so long that any may come.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0 && self.shared.is_empty()
+    }
+
     #[cfg(test)]
     pub fn len(&self) -> usize {
         self.len

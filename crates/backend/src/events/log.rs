@@ -83,14 +83,16 @@ impl EventLog {
         self.told(told.as_slice());
     }
 
-    /// Tells the last events that were left out, where there is room again. To be called once a second or so.
-    pub fn tick(&self) {
+    /// Tells the last events that were left out, where there is room again. To be called once a second or so. True if events may be left out still.
+    pub fn tick(&self) -> bool {
         let now = self.clock.now();
         let mut state = self.state.lock();
         let due = state.flood.due(now);
         let told: Vec<Arc<Event>> = due.into_iter().map(|e| state.publish(e)).collect();
+        let limits = !state.flood.is_empty();
         drop(state);
         self.told(&told);
+        limits
     }
 
     /// Wakes the readers of these, and logs those that nothing else logs.

@@ -22,8 +22,8 @@ const TOGETHER: Duration = Duration::from_millis(2);
 /// The interval while one thread can't take what is left.
 const LOOK_FAR: Duration = Duration::from_millis(50);
 /// The interval while all CPUs together can't take what is left, and nobody is at the limit's file: a look
-/// costs some 60 us of CPU on a machine that sleeps.
-const LOOK_FARTHEST: Duration = Duration::from_secs(1);
+/// costs some 100 us of CPU on a machine that sleeps.
+const LOOK_FARTHEST: Duration = Duration::from_secs(10);
 /// After somebody opened the file of a limit the limit is read often for this time: the kernel may reclaim and
 /// kill while it is being written, and tells the write when it is over.
 const MAY_WRITE: Duration = Duration::from_secs(2);

@@ -135,9 +135,7 @@ impl DeviceQueue for DeviceSide {
     }
 
     fn poll(&mut self, out: &mut Vec<Completion>) {
-        if let Some(event) = &self.queue.event {
-            event.drain();
-        }
+        self.woken();
         out.append(&mut self.queue.done.lock());
     }
 
@@ -146,6 +144,12 @@ impl DeviceQueue for DeviceSide {
             Readiness::Wait(None)
         } else {
             Readiness::Ready
+        }
+    }
+
+    fn woken(&mut self) {
+        if let Some(event) = &self.queue.event {
+            event.drain();
         }
     }
 

@@ -1,4 +1,4 @@
-//! The thread that looks once a second: for requests that hang, and for threads that make no progress.
+//! The thread that looks once a second: for requests that hang, and for threads that make no progress. While no disk has requests it rests longer.
 
 use crate::daemon;
 use crate::sandbox::State;
@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 /// Interval between two looks.
 const LOOK: Duration = Duration::from_secs(1);
+/// The same while there is nothing to look at, unless something comes. Events that are left out meanwhile are told so much later at most.
+const LOOK_AT_REST: Duration = Duration::from_secs(10);
 /// Age from which on a request counts as hanging: the kernel's time for a SCSI command.
 const HANG_AFTER: Duration = Duration::from_secs(30);
 
@@ -19,15 +21,31 @@ pub fn hang_after(flag: Option<Duration>) -> Duration {
     flag.unwrap_or(HANG_AFTER)
 }
 
+/// The thread's sleep.
 #[derive(Default)]
-struct Stopping {
-    told: Mutex<bool>,
+struct Sleep {
+    called: Mutex<Called>,
     changed: Condvar,
+}
+
+#[derive(Default)]
+struct Called {
+    stops: bool,
+    /// There is something to look at.
+    is_active: bool,
+}
+
+/// The end of a sleep.
+enum Woken {
+    /// The time is over.
+    Time,
+    Active,
+    Stops,
 }
 
 /// Looks until it is dropped.
 pub struct Watch {
-    stopping: Arc<Stopping>,
+    sleep: Arc<Sleep>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -35,18 +53,35 @@ impl Watch {
     /// Looks for requests older than `hang_after`. If systemd watches the process, it is told that the process is well as long as all
     /// workers and control threads make progress.
     pub fn start(service: &Arc<Service>, hang_after: Duration) -> Result<Watch> {
-        let (stopping, service) = (Arc::<Stopping>::default(), Arc::downgrade(service));
-        let told = Arc::clone(&stopping);
+        let sleep = Arc::<Sleep>::default();
+        let (wake, ours) = (Arc::downgrade(&sleep), Arc::clone(&sleep));
+        service.when_active(move || {
+            if let Some(sleep) = wake.upgrade() {
+                sleep.call(|called| called.is_active = true);
+            }
+        });
+        let service = Arc::downgrade(service);
         let mut watchdog = Watchdog::find();
         let thread = std::thread::Builder::new()
             .name("pvblk-watch".into())
             .stack_size(256 << 10)
             .spawn(move || {
-                while !told.wait(watchdog.as_ref().map_or(LOOK, |w| w.every.min(LOOK))) {
+                let mut is_active = true;
+                loop {
+                    let most = if is_active { LOOK } else { LOOK_AT_REST };
+                    let patience = watchdog.as_ref().map_or(most, |w| w.every.min(most));
+                    match ours.wait(patience, !is_active) {
+                        Woken::Stops => return,
+                        Woken::Active => {
+                            is_active = true;
+                            continue;
+                        }
+                        Woken::Time => {}
+                    }
                     let Some(service) = service.upgrade() else {
                         return;
                     };
-                    service.look(hang_after);
+                    is_active = service.look(hang_after);
                     if let Some(watchdog) = &mut watchdog {
                         watchdog.look(&service);
                     }
@@ -54,27 +89,39 @@ impl Watch {
             })
             .context("starting a thread that looks for requests that hang")?;
         Ok(Watch {
-            stopping,
+            sleep,
             thread: Some(thread),
         })
     }
 }
 
-impl Stopping {
-    /// Waits; true if it is to stop.
-    fn wait(&self, patience: Duration) -> bool {
-        let mut told = self.told.lock();
-        if !*told {
-            self.changed.wait_for(&mut told, patience);
+impl Sleep {
+    /// Sleeps for this time, or until the thread is to stop; if it is at rest, also until there is something to look at.
+    fn wait(&self, patience: Duration, at_rest: bool) -> Woken {
+        let until = Instant::now() + patience;
+        let mut called = self.called.lock();
+        loop {
+            if called.stops {
+                return Woken::Stops;
+            }
+            if std::mem::take(&mut called.is_active) && at_rest {
+                return Woken::Active;
+            }
+            if self.changed.wait_until(&mut called, until).timed_out() {
+                return Woken::Time;
+            }
         }
-        *told
+    }
+
+    fn call(&self, what: impl FnOnce(&mut Called)) {
+        what(&mut self.called.lock());
+        self.changed.notify_all();
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        *self.stopping.told.lock() = true;
-        self.stopping.changed.notify_all();
+        self.sleep.call(|called| called.stops = true);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -121,5 +168,45 @@ impl Watchdog {
             }
             Some(_) => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn a_thread_at_rest_is_woken_by_the_first_request() {
+        let sleep = Sleep::default();
+        // During a look.
+        sleep.call(|called| called.is_active = true);
+        assert!(matches!(sleep.wait(LONG, true), Woken::Active));
+        assert!(matches!(
+            sleep.wait(Duration::from_millis(1), true),
+            Woken::Time
+        ));
+        std::thread::scope(|s| {
+            s.spawn(|| sleep.call(|called| called.is_active = true));
+            assert!(matches!(sleep.wait(LONG, true), Woken::Active));
+        });
+    }
+
+    #[test]
+    fn a_thread_that_looks_already_is_woken_by_the_end_only() {
+        let sleep = Sleep::default();
+        sleep.call(|called| called.is_active = true);
+        assert!(matches!(
+            sleep.wait(Duration::from_millis(1), false),
+            Woken::Time
+        ));
+        assert!(
+            matches!(sleep.wait(Duration::from_millis(1), true), Woken::Time),
+            "an old call"
+        );
+        sleep.call(|called| called.stops = true);
+        assert!(matches!(sleep.wait(LONG, false), Woken::Stops));
+        assert!(matches!(sleep.wait(LONG, true), Woken::Stops));
     }
 }
