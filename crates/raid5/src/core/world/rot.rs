@@ -6,6 +6,7 @@ use crate::head_pages::Block;
 use crate::sums::{SUM_BYTES, SUMS_PAGE_BYTES, sum_of};
 use crate::{Geometry, STRIPE_BYTES, STRIPE_SECTORS};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// The sums of all stripes of these members' contents, as a page for each role.
 pub fn sums_of(geometry: &Geometry, contents: &[Vec<u8>]) -> Vec<[u8; SUMS_PAGE_BYTES]> {
@@ -27,8 +28,8 @@ pub fn sums_of(geometry: &Geometry, contents: &[Vec<u8>]) -> Vec<[u8; SUMS_PAGE_
 /// The device that rots.
 pub struct Rot {
     slot: usize,
-    /// Blocks that became others, by stripe, as they were and as they are.
-    rotten: BTreeMap<u64, (Vec<u8>, Vec<u8>)>,
+    /// By stripe, blocks as they were before they became others. None: the array has written over it since.
+    rotten: BTreeMap<u64, Option<Vec<u8>>>,
 }
 
 impl Rot {
@@ -36,6 +37,19 @@ impl Rot {
         Rot {
             slot,
             rotten: BTreeMap::new(),
+        }
+    }
+
+    /// The array has written these sectors of a device.
+    pub fn written(&mut self, slot: usize, sectors: Range<u64>) {
+        if slot != self.slot {
+            return;
+        }
+        for (stripe, before) in &mut self.rotten {
+            let first = DATA_SECTORS + stripe * STRIPE_SECTORS;
+            if sectors.start < first + STRIPE_SECTORS && first < sectors.end {
+                *before = None;
+            }
         }
     }
 }
@@ -95,7 +109,7 @@ impl World {
             return;
         }
         device.write(sector, &after, true);
-        rot.rotten.insert(stripe, (before, after));
+        rot.rotten.insert(stripe, Some(before));
         self.ways.rotten += 1;
     }
 
@@ -109,11 +123,10 @@ impl World {
         }
         let Some(rot) = self.rot.take() else { return };
         self.ways.rot_found += misfits(rot.slot);
-        for (stripe, (before, after)) in rot.rotten {
-            let sector = DATA_SECTORS + stripe * STRIPE_SECTORS;
-            let device = &mut self.devices[rot.slot];
-            if device.read(sector, STRIPE_BYTES) == after {
-                device.write(sector, &before, true);
+        for (stripe, before) in rot.rotten {
+            if let Some(before) = before {
+                let sector = DATA_SECTORS + stripe * STRIPE_SECTORS;
+                self.devices[rot.slot].write(sector, &before, true);
             }
         }
     }
