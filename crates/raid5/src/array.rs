@@ -13,6 +13,7 @@
 //! | `detail`, `extents`, `told` | answers to them, extents, and events |
 
 pub mod ask;
+mod at_once;
 mod background;
 mod bounce;
 mod control;

@@ -401,6 +401,38 @@ impl Geometry {
         }
     }
 
+    /// Stripes at the begin of a range, all of one row, that a range of the array covers whole; none if it doesn't so with the first.
+    pub(crate) fn whole_stripes(&self, stripes: &Range<u64>, sectors: &Range<u64>) -> Range<u64> {
+        let first = stripes.start;
+        let row_end = self.row_stripes(0..self.stripe_row(first) + 1).end;
+        // The first block of each later stripe is behind that of the first stripe, and all other blocks lie before its last one.
+        let last_block = self.stripe_array_sector(first, self.data_members() - 1);
+        let count = match sectors.start <= self.stripe_array_sector(first, 0) {
+            true => sectors.end.saturating_sub(last_block) / STRIPE_SECTORS,
+            false => 0,
+        };
+        first..(first + count).min(row_end).min(stripes.end)
+    }
+
+    /// The least sectors of the array in which a whole stripe lies.
+    pub(crate) fn least_whole_sectors(&self) -> u64 {
+        self.row_sectors() - self.chunk_sectors() + STRIPE_SECTORS
+    }
+
+    /// All data blocks of a stripe, as a mask.
+    pub(crate) fn all_blocks(&self) -> u64 {
+        (1 << self.data_members()) - 1
+    }
+
+    /// As [`Geometry::stripe_blocks`], if the range covers them whole.
+    pub(crate) fn whole_blocks(&self, stripe: u64, sectors: &Range<u64>) -> Option<u64> {
+        let blocks = self.stripe_blocks(stripe, sectors);
+        let last = blocks.checked_ilog2()? as usize;
+        let first = self.stripe_array_sector(stripe, blocks.trailing_zeros() as usize);
+        let end = self.stripe_array_sector(stripe, last) + STRIPE_SECTORS;
+        (sectors.start <= first && end <= sectors.end).then_some(blocks)
+    }
+
     /// The member with data block `index` of a stripe.
     pub fn stripe_data(&self, stripe: u64, index: usize) -> usize {
         self.data_member(self.stripe_row(stripe), index)

@@ -235,6 +235,45 @@ fn the_stripes_of_a_range_have_all_its_sectors() {
 }
 
 #[test]
+fn whole_stripes_are_those_whose_sectors_are_all_in_the_range() {
+    for (seed, mut rng) in seeds() {
+        let g = any_geometry(&mut rng);
+        let start = rng.u64(0..g.capacity_sectors());
+        let most = (g.capacity_sectors() - start).min(3 * g.row_sectors());
+        let range = start..start + rng.u64(1..=most);
+        let covers = |stripe, index| {
+            let first = g.stripe_array_sector(stripe, index);
+            let its = (first..first + STRIPE_SECTORS).filter(|sector| range.contains(sector));
+            its.count() as u64
+        };
+        let stripes = g.range_stripes(&range);
+        for stripe in stripes.clone() {
+            let blocks = || (0..g.data_members()).filter(|index| covers(stripe, *index) > 0);
+            let is_clean = blocks().all(|index| covers(stripe, index) == STRIPE_SECTORS);
+            let mask = blocks().fold(0, |mask, index| mask | 1 << index);
+            let whole = (is_clean && mask != 0).then_some(mask);
+            assert_eq!(
+                g.whole_blocks(stripe, &range),
+                whole,
+                "seed {seed}: {g:?}, {range:?}"
+            );
+            let is_next = |next: &u64| {
+                let all = (0..g.data_members()).all(|index| covers(*next, index) == STRIPE_SECTORS);
+                all && g.stripe_row(*next) == g.stripe_row(stripe)
+            };
+            let left = stripe..stripes.end;
+            let end = stripe + left.clone().take_while(is_next).count() as u64;
+            let found = g.whole_stripes(&left, &range);
+            assert_eq!(found, stripe..end, "seed {seed}: {g:?}, {range:?}");
+            if end > stripe {
+                assert!(range.end - range.start >= g.least_whole_sectors());
+                assert_eq!(g.whole_blocks(stripe, &range), Some(g.all_blocks()));
+            }
+        }
+    }
+}
+
+#[test]
 fn nonsense_is_refused_in_one_line() {
     let g = |members, chunk, sectors| Geometry::new(members, chunk, Layout::default(), sectors);
     for bad in [

@@ -1,5 +1,6 @@
 //! One queue of an array.
 
+use super::at_once::AtOnce;
 use super::devices::AtSlot;
 use super::shared::{FLOOR, Shared, number, owner};
 use crate::array::lower::{Mailbox, arm_members, below, open_mail, open_member, remaps_to};
@@ -46,6 +47,7 @@ pub(super) struct QueueState {
     polled: Vec<Completion>,
     /// Calculations that are being done.
     works: Vec<Work>,
+    at_once: AtOnce,
     poller: Poller,
     tracer: Tracer,
 }
@@ -98,6 +100,7 @@ impl QueueState {
             ended: Vec::new(),
             polled: Vec::new(),
             works: Vec::new(),
+            at_once: AtOnce::default(),
             poller,
             tracer,
         })
@@ -175,6 +178,16 @@ impl QueueState {
         let mut any = self
             .mail
             .collect(|mail| mail.drain(..).for_each(|mail| core.receive(mail)));
+        self.poll_members();
+        any |= !self.ended.is_empty();
+        if any {
+            self.run();
+        }
+        any
+    }
+
+    /// Takes completions of the members.
+    fn poll_members(&mut self) {
         for lower in self.members.iter_mut().flatten() {
             if lower.poll(&mut self.polled) == 0 {
                 continue;
@@ -186,11 +199,6 @@ impl QueueState {
             }
             lower.submit();
         }
-        any |= !self.ended.is_empty();
-        if any {
-            self.run();
-        }
-        any
     }
 
     /// Goes on as far as possible without the queue's user; false if nothing was done.
@@ -210,52 +218,21 @@ impl QueueState {
     /// Steps the core until it waits, and passes its results on.
     fn run(&mut self) {
         loop {
-            let core = &mut self.core;
             for (token, ok) in self.ended.drain(..) {
-                core.ended(token, ok);
+                self.core.ended(token, ok);
             }
-            loop {
-                while core.step() {}
-                if core.works.is_empty() {
-                    break;
-                }
-                // Swapped, so that both keep their memory.
-                std::mem::swap(&mut core.works, &mut self.works);
-                for mut work in self.works.drain(..) {
-                    work.run();
-                    core.worked(work);
-                }
-            }
-            if let Err(error) = self.follow_members() {
-                // Its I/O fails, and so it is kicked.
-                tracing::error!("{}: {error}", self.shared.control.name);
-            }
-            let (core, members) = (&mut self.core, &self.members);
-            let limits = |slot: usize| Some(*members.get(slot)?.as_ref()?.limits());
-            self.requests.make(&mut core.ios, limits, &mut self.made);
-            for MemberRequest {
-                slot,
-                request,
-                cause,
-            } in self.made.drain(..)
-            {
-                if let (Some(cause), Some(remaps)) = (cause, self.remaps.get_mut(slot)) {
-                    remaps.remapped(&request, cause);
-                }
-                match &mut self.members[slot] {
-                    Some(lower) => lower.push(request),
-                    None => {
-                        self.requests.end(request, false, &mut self.ended);
-                    }
-                }
-            }
-            if self.ended.is_empty() {
+            let is_part = self.calculate();
+            self.make_requests();
+            if is_part {
+                self.submit_to_members();
+                self.poll_members();
+                let mut members = self.members.iter().flatten();
+                self.at_once.went(members.all(LowerQueue::is_idle));
+            } else if self.ended.is_empty() {
                 break;
             }
         }
-        for lower in self.members.iter_mut().flatten() {
-            lower.submit();
-        }
+        self.submit_to_members();
         let core = &mut self.core;
         for errand in core.errands.drain(..) {
             self.shared.chores.write_superblocks(self.me, errand);
@@ -265,6 +242,64 @@ impl QueueState {
             self.shared.chores.wake();
         }
         self.shared.post(&mut core.mail);
+    }
+
+    /// Steps the core until it waits, and does its calculations. True: what there is goes to the members first.
+    fn calculate(&mut self) -> bool {
+        let core = &mut self.core;
+        loop {
+            let mut is_part = false;
+            self.at_once.begin();
+            while !is_part && core.step() {
+                is_part = self.at_once.goes(&core.works);
+            }
+            if core.works.is_empty() {
+                return false;
+            }
+            // Swapped, so that both keep their memory.
+            std::mem::swap(&mut core.works, &mut self.works);
+            for work in &mut self.works {
+                work.run();
+                core.worked(work);
+            }
+            self.works.clear();
+            if is_part {
+                return true;
+            }
+        }
+    }
+
+    /// Makes requests of the core's I/O, and gives them to the members' queues.
+    fn make_requests(&mut self) {
+        if let Err(error) = self.follow_members() {
+            // Its I/O fails, and so it is kicked.
+            tracing::error!("{}: {error}", self.shared.control.name);
+        }
+        let (core, members) = (&mut self.core, &self.members);
+        let limits = |slot: usize| Some(*members.get(slot)?.as_ref()?.limits());
+        self.requests.make(&mut core.ios, limits, &mut self.made);
+        for MemberRequest {
+            slot,
+            request,
+            cause,
+        } in self.made.drain(..)
+        {
+            if let (Some(cause), Some(remaps)) = (cause, self.remaps.get_mut(slot)) {
+                remaps.remapped(&request, cause);
+            }
+            match &mut self.members[slot] {
+                Some(lower) => lower.push(request),
+                None => {
+                    self.requests.end(request, false, &mut self.ended);
+                }
+            }
+        }
+    }
+
+    fn submit_to_members(&mut self) {
+        for lower in self.members.iter_mut().flatten() {
+            lower.submit();
+        }
     }
 
     /// True if there are requests to tell of. A queue without requests isn't polled, so none is told of while others wait for this queue.

@@ -1,15 +1,17 @@
 //! Batches: the work of a stripe from the claim of its word to the release.
 
+use super::flying::{Flying, Ios};
 use super::io::Purpose;
 use super::queue::{Mail, QueueCore};
 use super::record::{Batch, Kind, Part as RequestPart, Stripe, Waiting};
 use super::{Action, Data, Piece, Work, bit};
 use crate::core::plan::Plan;
-use crate::core::work::{BatchPiece, borrowed};
+use crate::core::work::{BatchPiece, StripeWork, borrowed};
 use crate::head_pages::bits;
 use crate::words;
 use crate::words::{
-    Claimed, Closed, Errands, Leaves, LogEntry, Looked, Open, Parked, Part, Partial, Seen, Token,
+    Claimed, Closed, Errands, Leaves, LogEntry, Looked, Open, Owner, Parked, Part, Partial, Seen,
+    Token,
 };
 use pvblk_block::{Op, RequestFlags};
 
@@ -18,54 +20,6 @@ const SPARE: usize = 64;
 /// A list with room for more pieces than this isn't kept: arrays with more data members allocate one for each batch.
 const MOST_KEPT: usize = 16;
 
-/// A batch whose next step is the end of its I/O, or of its calculation.
-pub enum Flying {
-    Reading {
-        token: Token<Open, Stripe>,
-        plan: Plan,
-        /// Parts that the plan is for.
-        parts: usize,
-        /// Parts that have joined had their reads.
-        again: bool,
-        ios: Ios,
-    },
-    Calculating(Token<Closed, Stripe>),
-    Writing {
-        token: Token<Closed, Stripe>,
-        /// It is in a log's unit that is stable.
-        logged: Option<Part>,
-        ios: Ios,
-    },
-}
-
-impl Flying {
-    pub(super) fn stripe(&self) -> &Stripe {
-        match self {
-            Flying::Reading { token, .. } => token.record(),
-            Flying::Calculating(token) | Flying::Writing { token, .. } => token.record(),
-        }
-    }
-}
-
-/// I/O of a batch that hasn't ended, and a mask of failures: of roles if it reads, and of slots if it writes.
-#[derive(Clone, Copy)]
-pub struct Ios {
-    left: usize,
-    failed: u64,
-    /// Of the roles that failed, those that couldn't be read. The others' blocks don't fit their sums.
-    unread: u64,
-}
-
-impl Ios {
-    fn new(left: usize) -> Ios {
-        Ios {
-            left,
-            failed: 0,
-            unread: 0,
-        }
-    }
-}
-
 /// A batch that is written, except to members that failed: it is acknowledged when superblocks name them.
 pub struct Unnamed {
     token: Token<words::Waiting, Stripe>,
@@ -73,6 +27,11 @@ pub struct Unnamed {
 }
 
 impl Unnamed {
+    /// `failed`: a mask of slots.
+    pub(super) fn new(token: Token<words::Waiting, Stripe>, failed: u64) -> Unnamed {
+        Unnamed { token, failed }
+    }
+
     /// True if it isn't acknowledged as long as this slot is a member's.
     pub(super) fn waits_for(&self, slot: usize) -> bool {
         self.failed & bit(slot) != 0
@@ -119,7 +78,7 @@ impl QueueCore {
         }
     }
 
-    fn open_batch(&mut self, mut token: Token<Open, Stripe>) {
+    pub(super) fn open_batch(&mut self, mut token: Token<Open, Stripe>) {
         self.take_arrivals(&mut token);
         if self.now.broken {
             let mut token = self.close_word(token);
@@ -161,7 +120,7 @@ impl QueueCore {
     }
 
     /// Closes the batch; arrivals until then are among those that wait.
-    fn close_word(&mut self, token: Token<Open, Stripe>) -> Token<Closed, Stripe> {
+    pub(super) fn close_word(&mut self, token: Token<Open, Stripe>) -> Token<Closed, Stripe> {
         let arrived = &mut self.lists.arrived;
         let mut token = self.common.words.close(token, arrived);
         token
@@ -178,11 +137,17 @@ impl QueueCore {
         pages
     }
 
-    /// Errands of pages.
-    fn run_errands(&mut self, errands: Errands<Stripe>) {
-        for to in errands.wake {
+    /// Queues have waited for pages and have them.
+    #[inline(always)]
+    pub(super) fn wake_for_pages(&mut self, queues: Vec<Owner>) {
+        for to in queues {
             self.send(to, Mail::Pages);
         }
+    }
+
+    /// Errands of pages.
+    pub(super) fn run_errands(&mut self, errands: Errands<Stripe>) {
+        self.wake_for_pages(errands.wake);
         self.tell(errands.tell);
         for token in errands.arrived {
             self.leave(token);
@@ -258,13 +223,11 @@ impl QueueCore {
             debug_assert!(false, "a read of a batch that has none");
             return;
         };
-        ios.left -= 1;
-        match ok && self.common.page_fits(token.record_mut(), role) {
-            true => token.record_mut().known.valid |= bit(role),
-            false => ios.failed |= bit(role),
+        let fits = ok && self.common.page_fits(token.record_mut(), role);
+        if fits {
+            token.record_mut().known.valid |= bit(role);
         }
-        ios.unread |= if ok { 0 } else { bit(role) };
-        if ios.left > 0 {
+        if !ios.read(role, ok, fits) {
             return;
         }
         if let Flying::Reading {
@@ -280,17 +243,19 @@ impl QueueCore {
     }
 
     pub(super) fn block_written(&mut self, flying: usize, slot: usize, ok: bool) {
-        let Flying::Writing { ios, .. } = &mut self.flying[flying] else {
+        let (Flying::Writing { ios, .. } | Flying::RunWriting { ios, .. }) =
+            &mut self.flying[flying]
+        else {
             debug_assert!(false, "a write of a batch that has none");
             return;
         };
-        ios.left -= 1;
-        ios.failed |= if ok { 0 } else { bit(slot) };
-        if ios.left > 0 {
+        if !ios.wrote(slot, ok) {
             return;
         }
-        if let Flying::Writing { token, logged, ios } = self.flying.remove(flying) {
-            self.written(token, logged, ios.failed);
+        match self.flying.remove(flying) {
+            Flying::Writing { token, logged, ios } => self.written(token, logged, ios.failed()),
+            Flying::RunWriting { run, logged, ios } => self.run_written(run, logged, ios.failed()),
+            _ => {}
         }
     }
 
@@ -300,8 +265,9 @@ impl QueueCore {
         mut token: Token<Open, Stripe>,
         plan: Plan,
         (parts, again): (usize, bool),
-        Ios { failed, unread, .. }: Ios,
+        ios: Ios,
     ) {
+        let (failed, unread) = (ios.failed(), ios.unread());
         let slots = bits(unread).filter_map(|role| self.now.members.reads(role));
         for slot in slots.collect::<Vec<_>>() {
             if !self.common.note_read_error(&self.now, slot) {
@@ -455,7 +421,7 @@ impl QueueCore {
         };
         if record.kind() == Kind::Write {
             let blocks = self.common.geometry.data_members();
-            self.tallies.note_batch(plan.blocks().1 == blocks);
+            self.tallies.note_batches(1, plan.blocks().1 == blocks);
             self.note_ways(record);
         }
         record.batch = Some(Batch {
@@ -470,7 +436,7 @@ impl QueueCore {
         };
         let stripe = record.known.stripe;
         let flying = self.flying.insert(Flying::Calculating(token));
-        self.works.push(Work {
+        self.works.push(Work::Stripe(StripeWork {
             flying,
             pages,
             pieces,
@@ -479,11 +445,19 @@ impl QueueCore {
             mismatch: false,
             sums: self.common.sums().map(|_| stripe),
             computed: None,
-        });
+        }));
     }
 
-    /// A calculation is done.
-    pub fn worked(&mut self, work: Work) {
+    /// A calculation is done. It holds nothing of its requests any more.
+    pub fn worked(&mut self, work: &mut Work) {
+        match work {
+            Work::Stripe(work) => self.stripe_worked(work),
+            Work::Run(work) => self.run_worked(work),
+        }
+    }
+
+    #[inline(always)]
+    fn stripe_worked(&mut self, work: &mut StripeWork) {
         let Flying::Calculating(mut token) = self.flying.remove(work.flying) else {
             debug_assert!(false, "a calculation of a batch that has none");
             return;
@@ -507,7 +481,7 @@ impl QueueCore {
         if let Some((role, sum)) = computed
             && !self.common.computed_fits(record, role, sum)
         {
-            return self.lose_computed(token, role, work.pieces);
+            return self.lose_computed(token, role, std::mem::take(&mut work.pieces));
         }
         match record.kind() {
             Kind::Sync(action) if action.makes_parity() || !work.mismatch => {
@@ -519,13 +493,13 @@ impl QueueCore {
             _ => {}
         }
         if !is_left {
-            return self.end_batch(token, work.pieces, true);
+            return self.end_batch(token, std::mem::take(&mut work.pieces), true);
         }
         let Some(batch) = &mut record.batch else {
             debug_assert!(false, "a calculation without a batch");
             return;
         };
-        batch.pieces = work.pieces;
+        batch.pieces = std::mem::take(&mut work.pieces);
         let (first, blocks) = batch.plan.blocks();
         match work.calculation.logged {
             false => self.write_blocks(token, None),
@@ -533,9 +507,10 @@ impl QueueCore {
                 token,
                 LogEntry {
                     stripe,
+                    stripes: 1,
                     first,
                     blocks,
-                    partial: work.partial,
+                    partial: work.partial.take(),
                 },
             ),
         }
@@ -580,19 +555,25 @@ impl QueueCore {
         self.lists.writes = writes;
     }
 
-    fn written(&mut self, token: Token<Closed, Stripe>, logged: Option<Part>, failed: u64) {
+    /// Data and parity are written, but for the members of these slots, a mask.
+    pub(super) fn writes_ended(&mut self, logged: Option<Part>, failed: u64) {
+        // First: a log that goes on before words are stopped would forget stripes of which a member lacks data.
         for slot in bits(failed) {
             self.member_failed(slot);
         }
         if let Some(part) = logged {
             self.give_back(part);
         }
+    }
+
+    fn written(&mut self, token: Token<Closed, Stripe>, logged: Option<Part>, failed: u64) {
+        self.writes_ended(logged, failed);
         if failed == 0 {
             return self.finish_batch(token, true);
         }
         let (token, tell) = self.common.words.wait(token, &self.common.epoch);
         self.tell(tell);
-        self.unnamed.push(Unnamed { token, failed });
+        self.unnamed.push(Unnamed::new(token, failed));
     }
 
     /// A stop is over. The batch is acknowledged, unless one of the members that failed it is one still.
@@ -642,9 +623,7 @@ impl QueueCore {
         }
         let mut wake = Vec::new();
         self.reserve.end_batch(record, whole, &mut wake);
-        for to in wake {
-            self.send(to, Mail::Pages);
-        }
+        self.wake_for_pages(wake);
         self.end_parts(over.drain(..));
         self.lists.over = over;
         self.lists.keep(pieces);
@@ -652,7 +631,7 @@ impl QueueCore {
     }
 
     /// Frees the word, or hands it over to the queue whose part waits longest.
-    fn leave<S: Leaves>(&mut self, mut token: Token<S, Stripe>) {
+    pub(super) fn leave<S: Leaves>(&mut self, mut token: Token<S, Stripe>) {
         if token.record().waiting.is_empty() {
             let mut errands = Errands::default();
             let words = (&self.common.words, &self.common.epoch);

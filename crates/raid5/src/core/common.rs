@@ -209,10 +209,10 @@ impl Tallies {
         add(&self.prereads, blocks.into());
     }
 
-    /// A batch of writes is calculated.
-    pub(super) fn note_batch(&self, whole: bool) {
-        add(&self.rounds, 1);
-        add(&self.whole, whole.into());
+    /// So many batches of writes are calculated.
+    pub(super) fn note_batches(&self, count: usize, whole: bool) {
+        add(&self.rounds, count as u64);
+        add(&self.whole, if whole { count as u64 } else { 0 });
     }
 
     /// The calculation of a batch of writes is done.

@@ -19,6 +19,7 @@ use super::common::Common;
 use super::plan::sectors_from;
 use super::queue::{Mail, QueueCore};
 use super::record::{Part, in_block};
+use super::run::{Next, Of};
 use crate::core::streams::Streams;
 use crate::head_pages::bits;
 use crate::words::{OwnPlaces, Owner};
@@ -26,6 +27,7 @@ use crate::{Geometry, STRIPE_SECTORS};
 use slab::Slab;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Range;
 
 /// Stripes that ended after which a write waits no longer, whatever else there is.
 const PATIENCE: u64 = 2048;
@@ -94,6 +96,9 @@ impl Waits {
     }
 }
 
+/// Parts of a stripe, and the sectors that they cover.
+type Memory = (Vec<Part>, Vec<u8>);
+
 /// A stripe whose parts were sent to its word.
 struct UnderWay {
     parts: usize,
@@ -131,7 +136,7 @@ pub(super) struct Gather {
     /// The last stripe that went to read.
     read_last: u64,
     /// Memory to be used again.
-    spare: Vec<(Vec<Part>, Vec<u8>)>,
+    spare: Vec<Memory>,
 }
 
 impl Gather {
@@ -314,11 +319,71 @@ impl Gather {
         Some(part)
     }
 
-    fn next_stripe(&mut self, rules: &Rules<'_>) -> Option<()> {
-        let sets = rules.sets;
+    /// Number of stripes that may go now.
+    fn room(&mut self, sets: usize) -> usize {
         let most = if self.is_full { sets - sets / 4 } else { sets };
         self.is_full = self.under_way.len() >= most;
-        if self.is_full {
+        match self.is_full {
+            true => 0,
+            false => sets - self.under_way.len(),
+        }
+    }
+
+    /// True if a whole stripe goes next.
+    fn whole_goes(&mut self, rules: &Rules<'_>) -> bool {
+        if self.arriving.is_empty() && self.changed {
+            self.look(rules);
+        }
+        self.arriving.is_empty() && !self.whole_go.is_empty()
+    }
+
+    /// Whole stripes that go next, which are neighbours of one row and of which the same writes have the same blocks, whole; and these writes.
+    /// `None`: the next stripe isn't such a one, or none goes.
+    fn alike(&mut self, rules: &Rules<'_>, most: usize) -> Option<(Range<u64>, Vec<Of>)> {
+        let most = self.room(rules.sets).min(most);
+        let geometry = rules.geometry;
+        let first = &self.all[*self.whole_go.front()?];
+        let of: Option<Vec<Of>> = first
+            .parts
+            .iter()
+            .map(|part| part.whole(geometry))
+            .collect();
+        let of = of?;
+        let sum: u32 = of.iter().map(|of| of.blocks.count_ones()).sum();
+        if sum as usize != geometry.data_members() {
+            // Two writes have the same block.
+            return None;
+        }
+        let row = geometry.stripe_row(first.stripe);
+        let goes = self.whole_go.iter().take(most).map(|key| &self.all[*key]);
+        let alike = goes.zip(first.stripe..).take_while(|(waits, stripe)| {
+            let mut both = waits.parts.iter().zip(&of);
+            waits.stripe == *stripe
+                && geometry.stripe_row(*stripe) == row
+                && waits.parts.len() == of.len()
+                && both.all(|(part, of)| part.is_of(of, geometry))
+        });
+        let count = alike.count() as u64;
+        (count > 0).then(|| (first.stripe..first.stripe + count, of))
+    }
+
+    /// So many of the stripes that go next go as a run. Returns their numbers under way.
+    #[inline(never)]
+    pub fn run_goes(&mut self, count: usize) -> Vec<usize> {
+        let mut ways = Vec::with_capacity(count);
+        let keys: Vec<usize> = self.whole_go.drain(..count).collect();
+        for key in keys {
+            let (way, memory) = self.leave(key, false);
+            self.at_words += memory.0.len();
+            self.keep(memory);
+            ways.push(way);
+        }
+        ways
+    }
+
+    fn next_stripe(&mut self, rules: &Rules<'_>) -> Option<()> {
+        let sets = rules.sets;
+        if self.room(sets) == 0 {
             return None;
         }
         let (key, reads) = match self.whole_go.front() {
@@ -341,29 +406,43 @@ impl Gather {
             false => self.whole_go.pop_front(),
         };
         debug_assert_eq!(went, Some(key));
+        let (way, mut memory) = self.leave(key, reads);
+        for mut part in memory.0.drain(..) {
+            part.set_way(way);
+            self.arriving.push_back(part);
+        }
+        self.keep(memory);
+        Some(())
+    }
+
+    /// A stripe that goes is under way from now on: its number there, and its parts.
+    #[inline(always)]
+    fn leave(&mut self, key: usize, reads: bool) -> (usize, Memory) {
         let Waits {
             stripe,
-            mut parts,
+            parts,
             covered,
             ..
         } = self.all.remove(key);
         self.by_stripe.remove(&stripe);
-        let way = self.under_way.insert(UnderWay {
-            parts: parts.len(),
-            reads,
-        });
         if reads {
             self.reading += 1;
             self.read_last = stripe;
         }
-        for mut part in parts.drain(..) {
-            part.set_way(way);
-            self.arriving.push_back(part);
-        }
+        let way = self.under_way.insert(UnderWay {
+            parts: parts.len(),
+            reads,
+        });
+        (way, (parts, covered))
+    }
+
+    /// Keeps memory of a stripe for a later one.
+    #[inline(always)]
+    fn keep(&mut self, (mut parts, covered): Memory) {
+        parts.clear();
         if self.spare.len() < SPARE {
             self.spare.push((parts, covered));
         }
-        Some(())
     }
 
     /// A part that went has ended. If its stripe has: true if it has read.
@@ -455,6 +534,18 @@ impl Common {
 }
 
 impl QueueCore {
+    /// As [`Gather::whole_goes`].
+    pub(super) fn whole_goes(&mut self) -> bool {
+        let rules = self.common.rules(self.me, &self.places);
+        self.gather.whole_goes(&rules)
+    }
+
+    /// As [`Gather::alike`].
+    pub(super) fn alike_stripes(&mut self, most: usize) -> Option<(Range<u64>, Vec<Of>)> {
+        let rules = self.common.rules(self.me, &self.places);
+        self.gather.alike(&rules, most)
+    }
+
     /// A part of a write begins to wait for others of its stripe; false: there is no room.
     pub(super) fn gather_part(&mut self, part: Part) -> bool {
         let rules = self.common.rules(self.me, &self.places);
@@ -478,6 +569,11 @@ impl QueueCore {
                 self.fail_part(part);
             }
             return true;
+        }
+        match self.next_gathered_run() {
+            Next::Begun => return true,
+            Next::Waits => return false,
+            Next::Alone => {}
         }
         let rules = self.common.rules(self.me, &self.places);
         let Some(place) = self.places.take() else {

@@ -225,3 +225,62 @@ fn a_stripe_goes_when_all_of_it_has_places() {
     stripes.end(1);
     assert_eq!(stripes.go(), [4, 4, 4], "nothing else would give it places");
 }
+
+/// Stripes that go next as a run, and the numbers of blocks of its writes.
+fn alike(stripes: &mut Stripes, most: usize) -> Option<(std::ops::Range<u64>, Vec<u32>)> {
+    let rules = rules(&stripes.geometry, stripes.places);
+    let found = stripes
+        .gather
+        .whole_goes(&rules)
+        .then(|| stripes.gather.alike(&rules, most));
+    let (run, of) = found.flatten()?;
+    Some((run, of.iter().map(|of| of.blocks.count_ones()).collect()))
+}
+
+#[test]
+fn neighbours_with_the_same_writes_go_as_a_run() {
+    let mut stripes = Stripes::new();
+    // Two chunks of row 0, and the rest of it with row 1.
+    assert!(stripes.write(0, 32) && stripes.write(32, 64));
+    assert_eq!(alike(&mut stripes, 8), Some((0..2, vec![2, 1])));
+    assert_eq!(alike(&mut stripes, 1), Some((0..1, vec![2, 1])));
+    let ways = stripes.gather.run_goes(2);
+    assert_eq!(ways.len(), 2);
+    // Row 1 has other writes.
+    assert_eq!(alike(&mut stripes, 8), Some((2..4, vec![3])));
+    stripes.gather.check().expect("all in their places");
+    for way in ways {
+        // Two parts of each stripe.
+        assert_eq!(stripes.gather.part_ended(way), None);
+        assert_eq!(stripes.gather.part_ended(way), Some(false));
+    }
+    assert_eq!(stripes.go(), [2, 3]);
+}
+
+#[test]
+fn stripes_whose_blocks_are_shared_or_cut_go_alone() {
+    let mut stripes = Stripes::new();
+    // Both write block 1 of stripes 0 and 1.
+    assert!(stripes.write(0, 32) && stripes.write(16, 32));
+    assert_eq!(alike(&mut stripes, 8), None);
+    assert_eq!(stripes.go(), [0, 0, 1, 1]);
+    // Block 0 of stripe 4 comes in two pieces.
+    assert!(stripes.write(96, 4) && stripes.write(100, 44));
+    assert_eq!(alike(&mut stripes, 8), None);
+}
+
+#[test]
+fn a_run_has_no_more_stripes_than_may_be_under_way() {
+    let mut stripes = Stripes::new();
+    assert!((0..3).all(|row| stripes.write(row * 48, 48)));
+    assert_eq!(alike(&mut stripes, 8), Some((0..2, vec![3])));
+    assert_eq!(stripes.go(), [0, 1, 2, 3]);
+    assert_eq!(
+        alike(&mut stripes, 8),
+        None,
+        "four are, as many as there are sets"
+    );
+    stripes.end(0);
+    stripes.end(1);
+    assert_eq!(alike(&mut stripes, 8), Some((4..6, vec![3])));
+}

@@ -107,10 +107,17 @@ impl Common {
 }
 
 impl QueueCore {
-    /// A bit that is in memory only is set: a sweep will be due.
-    fn mark(&mut self, stripe: u64) {
-        self.common.bits_are_set([stripe]);
-        self.marked = true;
+    /// The bits of a stripe, whose word is the caller's, are set, also those that are in memory only: then a sweep will be due. False: one has to
+    /// be set on all members first.
+    pub(super) fn has_bits(&mut self, stripe: u64) -> bool {
+        if self.common.may_write(stripe) {
+            return true;
+        }
+        if self.common.in_memory && !has(Plant::MissedNotMarked) {
+            self.common.bits_are_set([stripe]);
+            self.marked = true;
+        }
+        self.common.in_memory
     }
 
     /// An open batch may write its stripe: returns it. `None`: it goes on later, since superblocks don't say dirty, or a bit isn't set.
@@ -124,13 +131,7 @@ impl QueueCore {
             return None;
         }
         let stripe = token.record_mut().known.stripe;
-        if self.common.may_write(stripe) {
-            return Some(token);
-        }
-        if self.common.in_memory {
-            if !has(Plant::MissedNotMarked) {
-                self.mark(stripe);
-            }
+        if self.has_bits(stripe) {
             return Some(token);
         }
         self.wait_to_open(token, true);

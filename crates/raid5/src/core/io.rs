@@ -15,7 +15,7 @@ pub enum Purpose {
     Flush(usize),
     /// A batch reads a block.
     Read { flying: usize, role: usize },
-    /// A batch writes a block.
+    /// A batch writes a block, or a run its blocks.
     Write { flying: usize },
     /// A unit of a log is written, or members are flushed for it.
     Log(UnitKey),
@@ -72,15 +72,14 @@ impl QueueCore {
     /// A sector of the array that an I/O is for, of a request that traces follow.
     #[cold]
     fn cause(&self, purpose: &Purpose) -> Option<u64> {
-        let stripe = match purpose {
-            Purpose::Direct(direct) => return self.followed(direct),
+        match purpose {
+            Purpose::Direct(direct) => self.followed(direct),
             Purpose::Read { flying, .. } | Purpose::Write { flying } => {
-                self.flying[*flying].stripe()
+                self.flying[*flying].followed(&self.common.geometry)
             }
-            Purpose::Log(unit) => return self.unit_followed(*unit),
-            Purpose::Flush(_) | Purpose::Kick | Purpose::Sync | Purpose::Sweep => return None,
-        };
-        stripe.followed(&self.common.geometry)
+            Purpose::Log(unit) => self.unit_followed(*unit),
+            Purpose::Flush(_) | Purpose::Kick | Purpose::Sync | Purpose::Sweep => None,
+        }
     }
 
     /// I/O that this queue started has ended.

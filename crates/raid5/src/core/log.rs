@@ -175,8 +175,11 @@ impl QueueCore {
             } => {
                 self.log_places.put(place);
                 self.put_block(entry);
-                let token = self.common.words.resume(token);
-                self.write_blocks(token, Some(part));
+                let mut token = self.common.words.resume(token);
+                match token.record_mut().run.take() {
+                    Some(run) => self.run_logged(token, *run, part),
+                    None => self.write_blocks(token, Some(part)),
+                }
             }
             Answer::Again {
                 mut token,
@@ -185,8 +188,11 @@ impl QueueCore {
             } => {
                 self.log_places.put(place);
                 self.put_block(entry);
+                // If words are stopped they park again.
+                if let Some(run) = token.record_mut().run.take() {
+                    return self.run_again(token, *run);
+                }
                 token.record_mut().forget();
-                // If words are stopped it parks again.
                 self.claim_again(token);
             }
         }

@@ -21,6 +21,8 @@ pub struct Device {
     number: u32,
     /// Its bounds of a log's unit.
     room: Room,
+    /// Most blocks of a write, each in memory of its own.
+    widest: usize,
     /// Blocks that it couldn't read and that were calculated and written again, ever.
     corrected: AtomicU32,
     /// Blocks that it couldn't read, not so long ago.
@@ -30,8 +32,9 @@ pub struct Device {
 }
 
 impl Device {
-    pub(super) fn new(slot: Slot, number: u32, room: Room) -> Device {
+    pub(super) fn new(slot: Slot, number: u32, room: Room, widest: usize) -> Device {
         Device {
+            widest,
             number,
             corrected: slot.corrected.into(),
             recent: AtomicU32::new(0),
@@ -50,7 +53,9 @@ impl Device {
             bytes: space.min(write).min(MOST_LOG_BYTES),
             segments: limits.max_segments as usize,
         };
-        Device::new(slot, superblock.dev_number, room)
+        let blocks = u64::from(limits.max_sectors) / STRIPE_SECTORS;
+        let widest = blocks.min(limits.max_segments.into()) as usize;
+        Device::new(slot, superblock.dev_number, room, widest)
     }
 
     pub(super) fn room(&self) -> Room {
@@ -212,6 +217,17 @@ impl Membership {
     /// The same, as a mask of slots.
     pub fn live_mask(&self) -> u64 {
         self.live().fold(0, |mask, slot| mask | bit(slot))
+    }
+
+    /// True if every role has a member, and none is being replaced.
+    pub fn is_whole(&self) -> bool {
+        self.members.failed().is_none() && self.members.incoming().is_none()
+    }
+
+    /// Most blocks of a write, each in memory of its own, that all devices take.
+    pub fn widest(&self) -> usize {
+        let all = self.live().map(|slot| self.device(slot).widest);
+        all.min().unwrap_or(0)
     }
 
     /// Devices by slot, and those that are members or become one, as a mask.

@@ -15,6 +15,8 @@
 //! | `streams` | writes that follow one another |
 //! | `arms` | stripes of all queues that read, where members have arms |
 //! | `batch` | a batch, from the claim of its word to the release |
+//! | `flying` | batches and runs whose I/O or calculation goes on |
+//! | `run` | neighbouring stripes that one write covers whole, as one batch |
 //! | `sums`, `fits` | sums of blocks in memory; blocks that don't fit theirs |
 //! | `intent` | bits of the bitmap: batches that wait for theirs, and sweeps |
 //! | `log` | units of logs that this queue writes |
@@ -30,6 +32,7 @@ mod arms;
 mod batch;
 mod common;
 mod fits;
+mod flying;
 mod gather;
 mod intent;
 mod io;
@@ -42,6 +45,7 @@ mod plan;
 mod queue;
 mod record;
 mod request;
+mod run;
 mod slots;
 mod state;
 mod streams;
@@ -54,6 +58,8 @@ mod zero;
 mod intent_tests;
 #[cfg(test)]
 mod random_tests;
+#[cfg(test)]
+mod run_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

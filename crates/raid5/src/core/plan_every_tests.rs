@@ -2,7 +2,7 @@
 //! cursor, each subset of pages that are valid, with a log and without. The plans are carried out on bytes, and parity is looked at.
 
 use super::*;
-use crate::core::work::Work;
+use crate::core::work::StripeWork;
 use crate::head_pages::{Block, HeadPages};
 use crate::words::{LogBlocks, Partial};
 use crate::xor_of;
@@ -250,7 +250,7 @@ impl Stripe {
     }
 
     /// Reads that a plan asks for, and its calculation.
-    fn calculate(&mut self, plan: &Plan, pieces: Vec<BatchPiece>) -> Work {
+    fn calculate(&mut self, plan: &Plan, pieces: Vec<BatchPiece>) -> StripeWork {
         assert_eq!(
             plan.reads & self.record.valid,
             0,
@@ -271,7 +271,7 @@ impl Stripe {
         }
         let view = self.array.view();
         let calculation = view.calculation(&self.record, plan, &pieces, true);
-        let mut work = Work {
+        let mut work = StripeWork {
             flying: 0,
             pages: self.pages.clone(),
             pieces,
@@ -291,7 +291,7 @@ impl Stripe {
     }
 
     /// The writes of a plan.
-    fn write(&mut self, plan: &Plan, work: &Work) -> Vec<usize> {
+    fn write(&mut self, plan: &Plan, work: &StripeWork) -> Vec<usize> {
         let mut writes = Vec::new();
         let note = |role, slot| writes.push((role, slot));
         self.array.view().writes(&self.record, plan, note);

@@ -1,7 +1,8 @@
 //! [`QueueCore`]: the part of the core that is one queue's own.
 
-use super::batch::{Flying, Lists};
+use super::batch::Lists;
 use super::common::{Common, Tallies};
+use super::flying::Flying;
 use super::gather::Gather;
 use super::intent::Intents;
 use super::io::Purpose;

@@ -2,6 +2,7 @@
 
 use super::fits::Misfit;
 use super::membership::Seen;
+use super::run::{Of, RunAtLog};
 use super::{Action, BatchPiece, Piece, Record, SharedRequest, bit};
 use crate::core::plan::{Calculation, Plan, View};
 use crate::head_pages::{HeadPages, bits};
@@ -83,6 +84,8 @@ pub struct Stripe {
     /// Parts in the order of their arrival, also those of other stripes that have the same word. A batch is for the first one's stripe.
     pub(super) waiting: Vec<Waiting>,
     pub(super) batch: Option<Batch>,
+    /// The run that waits for the log with this word, its first.
+    pub(super) run: Option<Box<RunAtLog>>,
     /// The array as the open batch sees it.
     pub(super) seen: Seen,
     /// Data was in its pages when the last batch began.
@@ -178,6 +181,36 @@ impl Part {
         }
     }
 
+    /// As a write of a run, if it covers its blocks whole.
+    pub(super) fn whole(&self, geometry: &Geometry) -> Option<Of> {
+        let PartOf::Request {
+            request,
+            id,
+            sectors,
+            ..
+        } = &self.of
+        else {
+            return None;
+        };
+        let blocks = geometry.whole_blocks(self.stripe, sectors)?;
+        Some(Of {
+            request: Arc::clone(request),
+            id: *id,
+            sectors: sectors.clone(),
+            blocks,
+        })
+    }
+
+    /// True if it is of this write, and covers the same blocks.
+    pub(super) fn is_of(&self, of: &Of, geometry: &Geometry) -> bool {
+        match &self.of {
+            PartOf::Request { id, sectors, .. } => {
+                *id == of.id && geometry.whole_blocks(self.stripe, sectors) == Some(of.blocks)
+            }
+            PartOf::Sync(_) => false,
+        }
+    }
+
     /// Appends pieces of some of its blocks, which say that their request is number `at`.
     fn add_pieces(&self, geometry: &Geometry, at: usize, blocks: u64, pieces: &mut Vec<Piece>) {
         let PartOf::Request {
@@ -213,6 +246,16 @@ pub(super) fn in_block(
 }
 
 impl Waiting {
+    pub(super) fn new(place: Place, part: Part, geometry: &Geometry) -> Waiting {
+        Waiting {
+            left: part.blocks(geometry),
+            place,
+            part,
+            failed: false,
+            mismatch: false,
+        }
+    }
+
     pub fn has_failed(&self) -> bool {
         self.failed
     }
@@ -226,14 +269,9 @@ impl Stripe {
 
     /// Puts arrivals behind those that wait.
     pub fn add(&mut self, arrived: impl IntoIterator<Item = Arrived<Part>>, geometry: &Geometry) {
-        self.waiting
-            .extend(arrived.into_iter().map(|arrived| Waiting {
-                left: arrived.piece.blocks(geometry),
-                place: arrived.place,
-                part: arrived.piece,
-                failed: false,
-                mismatch: false,
-            }));
+        let waiting =
+            |Arrived { place, piece }: Arrived<Part>| Waiting::new(place, piece, geometry);
+        self.waiting.extend(arrived.into_iter().map(waiting));
     }
 
     /// The kind of the next batch, for which somebody waits.
@@ -270,8 +308,14 @@ impl Stripe {
 
     /// The next batch is for the first part's stripe; pages of another one aren't valid.
     pub fn turn_to_first(&mut self) {
-        let stripe = self.waiting.first().map(|waiting| waiting.part.stripe);
-        if let Some(stripe) = stripe.filter(|stripe| *stripe != self.known.stripe) {
+        if let Some(stripe) = self.waiting.first().map(|waiting| waiting.part.stripe) {
+            self.turn_to(stripe);
+        }
+    }
+
+    /// The next batch is for this stripe.
+    pub(super) fn turn_to(&mut self, stripe: u64) {
+        if stripe != self.known.stripe {
             let valid = match has(Plant::StalePages) {
                 true => self.known.valid,
                 false => 0,
@@ -335,6 +379,7 @@ impl Stripe {
     }
 
     /// Appends those pieces that are in a plan, with their requests.
+    #[inline]
     pub(super) fn take_pieces(
         &self,
         view: &View<'_>,
@@ -342,17 +387,31 @@ impl Stripe {
         pieces: &[Piece],
         taken: &mut Vec<BatchPiece>,
     ) {
-        let takes = pieces.iter().filter(|piece| plan.takes(piece));
-        taken.extend(
-            takes.filter_map(|piece| match &self.waiting[piece.request].part.of {
-                PartOf::Request { request, .. } => Some(BatchPiece {
+        for piece in pieces {
+            if plan.takes(piece)
+                && let PartOf::Request { request, .. } = &self.waiting[piece.request].part.of
+            {
+                taken.push(BatchPiece {
                     request: Arc::clone(request),
                     member: view.geometry.stripe_data(piece.stripe, piece.index),
                     piece: *piece,
-                }),
-                PartOf::Sync(_) => None,
-            }),
-        );
+                });
+            }
+        }
+    }
+
+    /// A batch for the first parts, so many, which write the whole stripe, that is calculated and written. `None`: nobody waits.
+    #[cold]
+    pub(super) fn written_whole(&self, view: &View<'_>, parts: usize) -> Option<Batch> {
+        let (mut list, mut pieces) = (Vec::new(), Vec::new());
+        let plan = self.next_plan(view, parts, &mut list)?;
+        self.take_pieces(view, &plan, &list, &mut pieces);
+        let calculation = view.calculation(&self.known, &plan, &pieces, false);
+        Some(Batch {
+            plan,
+            pieces,
+            calculation,
+        })
     }
 
     /// Pieces of the first `count` parts that are in a plan are lost: takes out the parts that have no others.
@@ -367,6 +426,9 @@ impl Stripe {
     /// A sector of the array that the batch is for, of a request that traces follow.
     pub(super) fn followed(&self, geometry: &Geometry) -> Option<u64> {
         let stripe = self.known.stripe;
+        if let Some(run) = &self.run {
+            return run.followed();
+        }
         let mut parts = self.waiting.iter().map(|waiting| &waiting.part);
         match &self.batch {
             Some(batch) => batch.pieces.iter().find_map(|piece| {

@@ -3,6 +3,7 @@
 use super::io::Purpose;
 use super::queue::{Ended, EndedOf, Mail, QueueCore};
 use super::record::{Part, PartOf, Waiting};
+use super::run::Next;
 use super::{Data, SharedRequest};
 use crate::head_pages::segments;
 use crate::words::{Arrival, Place};
@@ -44,6 +45,43 @@ impl HeldFlush {
     }
 }
 
+impl Active {
+    pub(super) fn op(&self) -> Op {
+        self.request.op
+    }
+
+    pub(super) fn shared(&self) -> SharedRequest {
+        Arc::clone(&self.request)
+    }
+
+    /// So many more parts aren't done.
+    pub(super) fn add_parts(&mut self, count: usize) {
+        self.left += count;
+    }
+}
+
+impl Span {
+    /// Stripes that may have parts which haven't arrived.
+    pub(super) fn left(&self) -> &Range<u64> {
+        &self.stripes
+    }
+
+    /// Its parts of so many stripes have gone.
+    pub(super) fn went(&mut self, stripes: u64) {
+        self.stripes.start += stripes;
+    }
+
+    /// Sectors of the array.
+    pub(super) fn sectors(&self) -> &Range<u64> {
+        &self.sectors
+    }
+
+    /// Number of its request.
+    pub(super) fn request(&self) -> usize {
+        self.request
+    }
+}
+
 impl QueueCore {
     /// Takes a request.
     pub fn submit(&mut self, request: Box<Request>) {
@@ -81,9 +119,14 @@ impl QueueCore {
 
     /// A part of a request is done, or one of its I/O.
     fn one_done(&mut self, id: usize, ok: bool) {
+        self.parts_done(id, 1, ok);
+    }
+
+    /// So many parts of a request are done.
+    pub(super) fn parts_done(&mut self, id: usize, count: usize, ok: bool) {
         let active = &mut self.active[id];
         active.failed |= !ok;
-        active.left -= 1;
+        active.left -= count;
         if active.left > 0 {
             return;
         }
@@ -191,8 +234,13 @@ impl QueueCore {
         });
     }
 
-    /// The next part of a span arrives at its word, if there is a place for it; true if something was done.
+    /// The next part of a span, or a run of them, arrives at its word, if there is a place for it; true if something was done.
     pub(super) fn next_part(&mut self) -> bool {
+        match self.next_run() {
+            Next::Begun => return true,
+            Next::Waits => return false,
+            Next::Alone => {}
+        }
         let Some(span) = self.spans.front_mut() else {
             return false;
         };

@@ -15,6 +15,11 @@ use std::sync::Arc;
 pub const MEMBERS: usize = 4;
 pub const STRIPES: u64 = 8;
 
+const A_LOG: Policy = Policy::Ppl(LogArea {
+    sector: 0,
+    sectors: 64,
+});
+
 /// An array without a log, whose stripes are rows, and two queues.
 pub struct Array {
     pub common: Arc<Common>,
@@ -41,12 +46,20 @@ impl Array {
 
     /// With a log, and bits in memory, all of which are clear. A stripe is a chunk.
     pub fn with_marks(members: Members) -> Array {
-        let log = Policy::Ppl(LogArea {
-            sector: 0,
-            sectors: 64,
-        });
         let chunks = Chunks::new(3, (0..STRIPES).map(|_| false));
-        Array::made(members, (true, true), log, Some(chunks))
+        Array::made(members, (true, true), A_LOG, Some(chunks), (8, 2))
+    }
+
+    /// With chunks of four stripes; a device takes so many blocks in one write.
+    pub fn with_chunks(widest: usize, dirty: bool) -> Array {
+        let members = Members::new((0..MEMBERS).map(Some).collect(), None);
+        Array::made(members, (false, dirty), Policy::Resync, None, (32, widest))
+    }
+
+    /// With a log, and chunks of four stripes. Devices have caches.
+    pub fn with_log_and_chunks() -> Array {
+        let members = Members::new((0..MEMBERS).map(Some).collect(), None);
+        Array::made(members, (true, true), A_LOG, None, (32, 16))
     }
 
     fn with(members: Members, state: (bool, bool), chunks: Option<Chunks>) -> Array {
@@ -54,7 +67,7 @@ impl Array {
             Some(_) => Policy::Bitmap { sector: 0 },
             None => Policy::Resync,
         };
-        Array::made(members, state, policy, chunks)
+        Array::made(members, state, policy, chunks, (8, 2))
     }
 
     fn made(
@@ -62,12 +75,13 @@ impl Array {
         (volatile, dirty): (bool, bool),
         policy: Policy,
         chunks: Option<Chunks>,
+        (chunk, segments): (u32, usize),
     ) -> Array {
         let sectors = STRIPES * STRIPE_SECTORS;
-        let geometry = Geometry::new(MEMBERS as u32, 8, Layout::LeftSymmetric, sectors);
+        let geometry = Geometry::new(MEMBERS as u32, chunk, Layout::LeftSymmetric, sectors);
         let room = Room {
             bytes: STRIPE_BYTES as u64,
-            segments: 2,
+            segments,
         };
         let common = Common::new(Setup {
             geometry: geometry.expect("a geometry"),
@@ -107,7 +121,7 @@ impl Array {
         while queue.step() || !queue.works.is_empty() {
             for mut work in std::mem::take(&mut queue.works) {
                 work.run();
-                queue.worked(work);
+                queue.worked(&mut work);
             }
             steps += 1;
             assert!(steps < 1000, "no end: {queue:?}");
@@ -142,7 +156,7 @@ impl Array {
         assert_eq!(self.go(queue).len(), 0);
     }
 
-    fn deliver(&mut self, from: usize) {
+    pub fn deliver(&mut self, from: usize) {
         for (to, mail) in std::mem::take(&mut self.queues[from].mail) {
             self.queues[usize::from(to.number()) - 1].receive(mail);
         }
@@ -156,7 +170,7 @@ impl Array {
     }
 }
 
-fn names(failed: u64) -> Errand {
+pub fn names(failed: u64) -> Errand {
     Errand::Name {
         dirty: true,
         failed,

@@ -170,7 +170,7 @@ impl<'a> Thread<'a> {
         if !self.works.is_empty() {
             let mut work = self.works.swap_remove(self.rng.usize(..self.works.len()));
             work.run();
-            self.queue.worked(work);
+            self.queue.worked(&mut work);
             any = true;
         }
         if !self.ios.is_empty() {

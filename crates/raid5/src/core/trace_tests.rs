@@ -5,13 +5,13 @@
 //! its look, or by the last part in the step in which a stop begins, is looked at by the next writer at once. Looks that the model doesn't have are left out: that of a batch whose log has failed,
 //! and that of a log's next writer after such a failure, if words are stopped still.
 
-use super::MemberIo;
-use super::batch::Flying;
 use super::common::{Common, Setup};
+use super::flying::Flying;
 use super::io::Purpose;
 use super::log::UnitKey;
 use super::queue::{Mail, QueueCore};
 use super::world::{DATA_SECTORS, devices_of};
+use super::{MemberIo, Work};
 use crate::core::members::Members;
 use crate::core::slots::Unsynced;
 use crate::words::{Answer, Owner, Room, Seen};
@@ -73,6 +73,8 @@ struct Run {
     /// Stripes that are written but for the dead member, and their queues.
     unnamed: Vec<(usize, u8)>,
     steps: Vec<Step>,
+    /// Writes of whole stripes that went as runs.
+    runs: usize,
 }
 
 fn owner(queue: usize) -> Owner {
@@ -181,6 +183,7 @@ impl Run {
             failed_logs: BTreeSet::new(),
             unnamed: Vec::new(),
             steps: Vec::new(),
+            runs: 0,
             bound,
             common,
             rng,
@@ -305,8 +308,13 @@ impl Run {
             return self.step_mail(queue);
         }
         if q.places.in_use() > places {
-            let write = self.arriving[queue].pop_front();
-            self.steps.push(Step::Submit(write.expect("a write") as u8));
+            let write = self.arriving[queue].pop_front().expect("a write");
+            self.steps.push(Step::Submit(write as u8));
+            // A run's word is looked at in the step in which it is claimed.
+            if !q.works.is_empty() || !q.ios.is_empty() {
+                let shape = self.bound.writes[write as usize].expect("a write");
+                self.steps.push(Step::Check(shape.stripe));
+            }
         }
         self.collect(queue);
         true
@@ -447,16 +455,27 @@ impl Run {
             self.steps.push(Step::KickScan);
         }
         while let Some(mut work) = q.works.pop() {
-            let Some(Flying::Calculating(token)) = q.flying.get(work.flying) else {
-                panic!("a calculation without a batch");
-            };
-            let stripe = token.at() as u8;
-            self.steps.push(Step::Close(stripe));
-            if !work.calculation.logged {
-                self.steps.push(Step::DataBegin(stripe));
+            match &work {
+                Work::Stripe(one) => {
+                    let Some(Flying::Calculating(token)) = q.flying.get(one.flying) else {
+                        panic!("a calculation without a batch");
+                    };
+                    let stripe = token.at() as u8;
+                    self.steps.push(Step::Close(stripe));
+                    if !one.calculation.logged {
+                        self.steps.push(Step::DataBegin(stripe));
+                    }
+                }
+                Work::Run(run) => {
+                    let Some(Flying::Run(run)) = q.flying.get(run.flying) else {
+                        panic!("a calculation without a run");
+                    };
+                    self.runs += 1;
+                    self.steps.push(Step::Close(run.only_word() as u8));
+                }
             }
             work.run();
-            q.worked(work);
+            q.worked(&mut work);
         }
         for (to, mail) in q.mail.drain(..) {
             self.post[queue][usize::from(to.number()) - 1].push_back(mail);
@@ -513,7 +532,7 @@ impl Run {
 
 #[test]
 fn the_model_allows_every_run() {
-    let (mut kinds, mut steps) = (BTreeSet::new(), 0);
+    let (mut kinds, mut steps, mut runs) = (BTreeSet::new(), 0, 0);
     for seed in seeds(48, 3000) {
         println!("seed {seed}");
         let mut run = Run::new(seed);
@@ -531,9 +550,11 @@ fn the_model_allows_every_run() {
         }
         kinds.extend(run.steps.iter().map(|step| step.kind()));
         steps += run.steps.len();
+        runs += run.runs;
     }
-    println!("{steps} steps");
+    println!("{steps} steps, {runs} runs");
     if pvblk_testing::given_seed().is_none() {
+        assert!(runs > 100);
         // All but parking as a step of its own, and those of rebuilds.
         let others = ["parked", "rebuild"];
         for (kind, (word, _)) in Step::WORDS.iter().enumerate() {

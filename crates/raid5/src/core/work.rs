@@ -5,9 +5,9 @@
 use super::fits::sum_read;
 use super::plan::{Calculation, Mode, bit};
 use super::{Piece, SharedRequest};
-use crate::STRIPE_BYTES;
 use crate::head_pages::{HeadPages, segments};
 use crate::words::Partial;
+use crate::{STRIPE_BYTES, STRIPE_SECTORS};
 use pvblk_block::planted::{Plant, has};
 use pvblk_block::{Buffer, Request, RequestFlags};
 
@@ -20,7 +20,31 @@ pub(super) struct BatchPiece {
 }
 
 /// See the module's documentation.
-pub(in super::super) struct Work {
+pub(in super::super) enum Work {
+    Stripe(StripeWork),
+    Run(RunWork),
+}
+
+impl Work {
+    /// Does the computation.
+    pub fn run(&mut self) {
+        match self {
+            Work::Stripe(work) => work.run(),
+            Work::Run(work) => work.run(),
+        }
+    }
+
+    /// Bytes that users write with it.
+    pub fn written_bytes(&self) -> usize {
+        match self {
+            Work::Stripe(work) => work.written_bytes(),
+            Work::Run(work) => work.written_bytes(),
+        }
+    }
+}
+
+/// The calculation of a batch.
+pub(in super::super) struct StripeWork {
     /// Its batch among those under way.
     pub(super) flying: usize,
     pub(super) pages: HeadPages,
@@ -36,9 +60,8 @@ pub(in super::super) struct Work {
     pub(super) computed: Option<u32>,
 }
 
-impl Work {
-    /// Does the computation.
-    pub fn run(&mut self) {
+impl StripeWork {
+    pub(super) fn run(&mut self) {
         let Calculation { all, mode, .. } = self.calculation;
         if let Some(member) = self.calculation.compute {
             self.pages.sum(member, all & !bit(member));
@@ -154,6 +177,81 @@ impl Work {
     }
 }
 
+/// The calculation of a run: parity of stripes that a request writes whole.
+pub(in super::super) struct RunWork {
+    /// Its run among those under way.
+    pub(super) flying: usize,
+    pub(super) blocks: Vec<RunBlock>,
+    /// Those of each stripe.
+    pub(super) pages: Vec<HeadPages>,
+    pub(super) parity: usize,
+    /// The data goes to the members from where it is.
+    pub(super) borrows: bool,
+}
+
+/// The data blocks of a role in a run.
+pub(super) struct RunBlock {
+    pub role: usize,
+    /// The write that has their data.
+    pub request: SharedRequest,
+    /// Bytes of it before the block of the first stripe. Those of the other stripes follow that one.
+    pub skip: usize,
+}
+
+impl RunWork {
+    fn run(&mut self) {
+        let roles = self.blocks.iter().map(|block| block.role);
+        let others = roles.fold(0, |all, role| all | bit(role));
+        for (pages, skip) in self.pages.iter().zip((0..).step_by(STRIPE_BYTES)) {
+            if self.borrows {
+                let blocks = self.blocks.iter().map(|block| {
+                    let found = lent_at(&block.request, block.skip + skip);
+                    let (buffer, at) = found.expect("a block in one buffer");
+                    (&**buffer.region(), buffer.offset() + at)
+                });
+                pages.sum_of(self.parity, self.blocks.len(), blocks);
+                continue;
+            }
+            for block in &self.blocks {
+                let (request, skip) = (&block.request, block.skip + skip);
+                pages.take(block.role, 0, request, skip, STRIPE_BYTES);
+            }
+            pages.sum(self.parity, others);
+        }
+    }
+
+    /// Buffers with the data of a role, stripe by stripe.
+    pub(super) fn data(&self, role: usize) -> Vec<Buffer> {
+        let mut buffers = Vec::with_capacity(self.pages.len());
+        let block = self.blocks.iter().find(|block| block.role == role);
+        match block.filter(|_| self.borrows) {
+            Some(RunBlock { request, skip, .. }) => {
+                let bytes = self.pages.len() * STRIPE_BYTES;
+                segments(request, *skip, bytes, |buffer, at, len| {
+                    buffers.extend(buffer.slice(at, len));
+                });
+            }
+            None => buffers.extend(self.pages.iter().filter_map(|pages| pages.buffer(role))),
+        }
+        buffers
+    }
+
+    /// Bytes of the stripes.
+    pub(super) fn written_bytes(&self) -> usize {
+        self.pages.len() * self.blocks.len() * STRIPE_BYTES
+    }
+
+    /// As [`StripeWork::moved_bytes`].
+    pub(super) fn moved_bytes(&self) -> usize {
+        let copied = if self.borrows {
+            0
+        } else {
+            2 * self.written_bytes()
+        };
+        copied + self.written_bytes() + self.pages.len() * STRIPE_BYTES
+    }
+}
+
 /// True if a stripe is written whole by pieces that are whole blocks each, in one buffer each that stays as
 /// it is until the end.
 pub(super) fn can_borrow(pieces: &[BatchPiece], blocks: usize) -> bool {
@@ -168,11 +266,27 @@ pub(super) fn borrowed(pieces: &[BatchPiece], member: usize) -> Option<Buffer> {
     buffer.slice(at, STRIPE_BYTES)
 }
 
-/// The buffer, and the place in it, that has the data of a whole block. `None`: it lies in several buffers, or in none.
 fn lent(p: &BatchPiece) -> Option<(&Buffer, usize)> {
+    lent_at(&p.request, p.piece.skip)
+}
+
+/// The buffer, and the place in it, that has the data of a whole block, which begins behind `skip` bytes of a request. `None`: it lies in several
+/// buffers, or in none.
+fn lent_at(request: &Request, skip: usize) -> Option<(&Buffer, usize)> {
     let mut found = None;
-    segments(&p.request, p.piece.skip, STRIPE_BYTES, |buffer, at, len| {
+    segments(request, skip, STRIPE_BYTES, |buffer, at, len| {
         found = Some((buffer, at)).filter(|_| len == STRIPE_BYTES);
     });
     found
+}
+
+/// True if no block of the array lies in two buffers of a request.
+pub(super) fn lies_in_blocks(request: &Request) -> bool {
+    let begin = (request.sector % STRIPE_SECTORS * 512) as usize;
+    let ends = request.buffers.iter().scan(begin, |end, buffer| {
+        *end += buffer.len();
+        Some(*end)
+    });
+    let inner = request.buffers.len().saturating_sub(1);
+    ends.take(inner).all(|end| end % STRIPE_BYTES == 0)
 }

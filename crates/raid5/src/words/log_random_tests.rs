@@ -183,6 +183,7 @@ impl World {
         };
         LogEntry {
             stripe,
+            stripes: 1,
             first,
             blocks,
             partial,

@@ -60,6 +60,7 @@ pub fn page(byte: u8) -> Partial {
 fn entry(stripe: u64, blocks: usize, byte: u8) -> LogEntry {
     LogEntry {
         stripe,
+        stripes: 1,
         first: 0,
         blocks,
         partial: (blocks < ALL).then(|| page(byte)),

@@ -105,6 +105,7 @@ impl<V: PageSet, P: Primitives> Stock<V, P> {
             useful: Released::default(),
             cursor: 0,
             waits: false,
+            is_short: false,
         }
     }
 
@@ -367,6 +368,7 @@ pub struct Reserve<V: PageSet, P: Primitives = Native> {
     cursor: usize,
     /// The queue is in the line, or was and hasn't taken its set.
     waits: bool,
+    is_short: bool,
 }
 
 impl<V: PageSet, P: Primitives> Reserve<V, P> {
@@ -387,6 +389,40 @@ impl<V: PageSet, P: Primitives> Reserve<V, P> {
             self.waits = granted.is_none();
             return granted;
         }
+        self.is_short = false;
+        self.find(words, errands)
+            .or_else(|| self.stock.take_or_join_line(self.owner, &self.shelf))
+            .or_else(|| self.look_again(words, errands))
+    }
+
+    /// True after a [`Reserve::take_now`] that found nothing, until a batch of the queue ends.
+    pub fn is_short(&self) -> bool {
+        self.is_short
+    }
+
+    /// As [`Reserve::take`], for a queue that doesn't join the line. `None`: there is no set, or the queue is short, or in the line.
+    pub fn take_now<R: Record<Pages = V>, T: Send>(
+        &mut self,
+        words: (&Table<R, T, P>, &Epoch<P>),
+        errands: &mut Errands<R>,
+    ) -> Option<V> {
+        if self.waits || self.is_short {
+            return None;
+        }
+        let found = self.find(words, errands).or_else(|| {
+            let inner = self.stock.inner.lock();
+            Stock::take_from_others(&*inner, self.owner, &self.shelf)
+        });
+        self.is_short = found.is_none();
+        found
+    }
+
+    /// A set that the queue or the stock has, or a free word.
+    fn find<R: Record<Pages = V>, T: Send>(
+        &mut self,
+        words: (&Table<R, T, P>, &Epoch<P>),
+        errands: &mut Errands<R>,
+    ) -> Option<V> {
         let own = self.shelf.lock().pop();
         let old =
             |reserve: &mut Self, errands: &mut _| reserve.take_released(RECENT, words, errands);
@@ -394,8 +430,6 @@ impl<V: PageSet, P: Primitives> Reserve<V, P> {
             .or_else(|| self.stock.take(&self.shelf))
             .or_else(|| self.take_released(0, words, errands))
             .or_else(|| self.walk(words, errands))
-            .or_else(|| self.stock.take_or_join_line(self.owner, &self.shelf))
-            .or_else(|| self.look_again(words, errands))
     }
 
     /// The set of the word that the queue freed longest ago and that nobody has claimed since then; first of those whose data wasn't useful. So
@@ -464,6 +498,7 @@ impl<V: PageSet, P: Primitives> Reserve<V, P> {
         whole: bool,
         wake: &mut Vec<Owner>,
     ) {
+        self.is_short = false;
         let wanted = self.stock.is_wanted();
         if !wanted && !whole {
             return;

@@ -169,6 +169,11 @@ impl<R: Record, T: Send, P: Primitives> Table<R, T, P> {
         self.claim_if(at, queue, |word| word.batch() == batch)
     }
 
+    /// Claims a word without a piece, if it is free.
+    pub fn claim_free(&self, at: usize, queue: Owner) -> Option<Token<Claimed, R>> {
+        self.claim_if(at, queue, |_| true)
+    }
+
     /// Claims a word without a piece, if it is free and its record has kept pages.
     pub fn claim_pages(&self, at: usize, queue: Owner) -> Option<Token<Claimed, R>> {
         self.claim_if(at, queue, Packed::has_pages)

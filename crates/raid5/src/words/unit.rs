@@ -111,10 +111,12 @@ impl Partial {
     }
 }
 
-/// Blocks of a stripe that change, for an entry of a log.
+/// Blocks of a stripe that change, or of neighbouring stripes of a row that change whole, for an entry of a log.
 #[derive(Debug)]
 pub struct LogEntry {
+    /// The first stripe, and how many there are.
     pub stripe: u64,
+    pub stripes: usize,
     /// First data block that changes, and how many do.
     pub first: usize,
     pub blocks: usize,
@@ -122,7 +124,7 @@ pub struct LogEntry {
     pub partial: Option<Partial>,
 }
 
-/// A closed batch that waits for its log.
+/// A closed batch that waits for its log; of a run, that of the first stripe.
 #[derive(Debug)]
 pub struct LogBatch<R> {
     pub token: Token<Waiting, R>,
@@ -176,8 +178,10 @@ impl LogFormat {
                 bytes.push(buffer);
                 &parity
             });
-            let added = batch.add(entry.stripe, entry.first, entry.blocks, partial);
-            added.expect("it was counted before");
+            for stripe in (entry.stripe..).take(entry.stripes) {
+                let added = batch.add(stripe, entry.first, entry.blocks, partial);
+                added.expect("it was counted before");
+            }
         }
         debug_assert_eq!(header.len(), PPL_HEADER_BYTES);
         header.write(0, &batch.header().encode());

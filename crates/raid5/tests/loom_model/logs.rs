@@ -195,6 +195,7 @@ impl<P: Primitives> Logged<P> {
     fn send(&self, token: Token<Waiting, ()>) -> Option<LogToken<Claimed, ()>> {
         let entry = LogEntry {
             stripe: token.at() as u64,
+            stripes: 1,
             first: 0,
             blocks: 1,
             partial: Some(Partial::Page(PAGE.clone())),

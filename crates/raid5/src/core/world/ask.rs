@@ -7,6 +7,11 @@ use crate::STRIPE_SECTORS;
 use pvblk_block::{Buffer, Op, Request, RequestFlags};
 
 impl World {
+    /// True if most writes follow the last one.
+    fn streams(&self) -> bool {
+        !self.runs && self.common.has_stripe_queues()
+    }
+
     /// A queue gets a request.
     pub(super) fn ask(&mut self) {
         self.now += 1;
@@ -22,7 +27,8 @@ impl World {
             _ => Op::Flush,
         };
         let row = self.geometry.row_sectors();
-        let (sector, sectors) = match self.rng.u32(..8) {
+        let rows_only = self.runs && self.rng.u32(..4) > 0;
+        let (sector, sectors) = match self.rng.u32(..if rows_only { 2 } else { 8 }) {
             _ if op == Op::Flush => (0, 0),
             // Whole rows, whole blocks, and anything.
             0 | 1 => {
@@ -62,7 +68,7 @@ impl World {
         let left = capacity - self.written.min(capacity);
         let (sector, sectors) = match op {
             // A stream.
-            Op::Write if left > 0 && self.common.has_stripe_queues() && self.rng.u32(..4) > 0 => {
+            Op::Write if left > 0 && self.streams() && self.rng.u32(..4) > 0 => {
                 (self.written, left.min(STRIPE_SECTORS))
             }
             _ => (sector, sectors),

@@ -85,6 +85,8 @@ pub struct World {
     unsynced: Unsynced,
     /// Requests in flight, by tag.
     asked: Vec<Option<Asked>>,
+    /// Many writes cover several stripes whole, and may go as runs.
+    runs: bool,
     /// Most requests are for these sectors, so that others' bits aren't used for a while.
     focus: Option<Range<u64>>,
     /// The end of the last write.
@@ -108,6 +110,11 @@ pub struct World {
     pub ways: Ways,
 }
 
+/// Most sets of pages.
+fn most_sets(runs: bool) -> usize {
+    if runs { 8 } else { 3 }
+}
+
 fn owner(queue: usize) -> Owner {
     Owner::new(queue as u16 + 1).expect("a number")
 }
@@ -124,7 +131,9 @@ impl World {
     pub fn new(seed: u64) -> World {
         let mut rng = Rng::with_seed(seed);
         let count = rng.u32(3..=5);
-        let chunk = *rng.choice(&[8, 8, 16]).expect("one of them");
+        let runs = rng.u32(..3) == 0;
+        let chunks = if runs { [16, 16, 32] } else { [8, 8, 16] };
+        let chunk = *rng.choice(&chunks).expect("one of them");
         let most = if rng.bool() { 5 } else { 12 };
         let stripes = rng.u64(2..=most).next_multiple_of(u64::from(chunk) / 8);
         let layout = *rng.choice(&Layout::ALL).expect("one of them");
@@ -133,6 +142,7 @@ impl World {
         let policy = match rng.u32(..4) {
             0 => Policy::Resync,
             1 => Policy::Bitmap { sector: 0 },
+            2 if runs => Policy::Resync,
             _ => Policy::Ppl(LogArea {
                 sector: 0,
                 sectors: DATA_SECTORS,
@@ -151,7 +161,7 @@ impl World {
         };
         let spare = count as usize;
         let mut unsynced = Unsynced::default();
-        let begin = rng.u32(..12);
+        let begin = rng.u32(if runs { 6..12 } else { 0..12 });
         if begin < 4 {
             disk.roles[rng.usize(..spare)] = None;
         }
@@ -193,9 +203,10 @@ impl World {
         let incoming = disk.incoming;
         let incoming = incoming.map(|(slot, role, held)| Incoming::new(slot, role, held, false));
         let queues = rng.usize(2..=4);
-        let parts = rng.usize(1..=5);
-        let sets = rng.usize(1..=3);
-        let words = rng.usize(1..=stripes as usize);
+        let parts = rng.usize(1..=if runs { 8 } else { 5 });
+        let sets = rng.usize(1..=most_sets(runs));
+        let fewest = if runs { stripes as usize } else { 1 };
+        let words = rng.usize(fewest..=stripes as usize);
         let room = Room {
             bytes: rng.u64(1..=4) * STRIPE_BYTES as u64,
             segments: rng.usize(2..=6),
@@ -210,7 +221,7 @@ impl World {
         let chunks = bits
             .as_ref()
             .map(|bits| bits.chunks(geometry.member_sectors()));
-        let sums = match bits.is_some() && rng.u32(..3) > 0 {
+        let sums = match bits.is_some() && !runs && rng.u32(..3) > 0 {
             true => sums,
             false => Vec::new(),
         };
@@ -229,7 +240,7 @@ impl World {
             unsynced: Unsynced(unsynced.0.clone()),
             dirty: disk.dirty,
             limited: rng.u32(..4) == 0,
-            rotational: rng.u32(..3) == 0,
+            rotational: !runs && rng.u32(..3) == 0,
             most_read_errors: *rng.choice(&[0, 1, 4, 100]).expect("one of them"),
             words,
             sets,
@@ -238,7 +249,7 @@ impl World {
             signature: ppl_signature(&UUID),
         });
         let common = common.expect("memory");
-        common.set_stripe_queues(rng.bool());
+        common.set_stripe_queues(!runs && rng.bool());
         let open = |queue| Some(QueueCore::open(&common, owner(queue)).expect("room for it"));
         let capacity = geometry.capacity_sectors();
         World {
@@ -256,7 +267,7 @@ impl World {
             errands: Vec::new(),
             intends: Vec::new(),
             fails: (rot.is_none() && rng.bool()).then(|| rng.u32(5..200)),
-            orders: rot.is_none() && (bits.is_some() || rng.u32(..3) == 0),
+            orders: rot.is_none() && (bits.is_some() && !runs || rng.u32(..3) == 0),
             sums,
             rot,
             has_missed: disk.missing() > 0,
@@ -264,6 +275,7 @@ impl World {
             unsynced,
             doomed: 0,
             asked: Vec::new(),
+            runs,
             focus: None,
             written: 0,
             history: History::new((0..capacity).map(|sector| value(0, sector))),
@@ -287,10 +299,8 @@ impl World {
                 self.weights = std::array::from_fn(|_| self.rng.u32(1..=8));
                 let capacity = self.geometry.capacity_sectors();
                 let first = self.rng.u64(..capacity);
-                self.focus = self
-                    .bits
-                    .is_some()
-                    .then_some(first..capacity.min(first + 16));
+                let focuses = self.bits.is_some() && !self.runs;
+                self.focus = focuses.then_some(first..capacity.min(first + 16));
             }
             let cuts = if self.is_kicking() { 16 } else { 256 };
             let has_promised = std::mem::take(&mut self.has_promised);
@@ -336,12 +346,13 @@ impl World {
     fn do_rare(&mut self) {
         let queue = self.rng.usize(..self.queues.len());
         if self.rng.u32(..4) == 0 {
-            self.common.set_stripe_queues(self.rng.bool());
+            let gathers = self.rng.u32(..if self.runs { 4 } else { 2 }) == 0;
+            self.common.set_stripe_queues(gathers);
         }
         let mail = match self.rng.u32(..4) {
             0 => self.common.give_way().1,
             1 => {
-                let sets = self.rng.usize(1..=3);
+                let sets = self.rng.usize(1..=most_sets(self.runs));
                 self.common.set_stripes(sets).expect("memory")
             }
             _ => match self.queues[queue].take_if(|queue| queue.is_idle()) {
@@ -407,10 +418,30 @@ impl World {
         self.queues[queue].as_mut().expect("an open queue")
     }
 
+    /// One step of a queue, and sometimes all that it can do by itself.
     fn step(&mut self, queue: usize) -> bool {
+        let done = self.step_once(queue);
+        if done && self.rng.u32(..16) == 0 {
+            let mut steps = 0;
+            while self.step_once(queue) {
+                steps += 1;
+                assert!(steps < 10_000, "no end: {:?}", self.queue(queue));
+            }
+        }
+        done
+    }
+
+    fn step_once(&mut self, queue: usize) -> bool {
         let next = self.queue(queue).todo.front();
-        let is_again = matches!(next, Some(Mail::Answer(Answer::Again { .. })));
-        self.ways.again += usize::from(is_again);
+        let (run_of, is_again) = match next {
+            Some(Mail::Answer(Answer::Again { token, .. })) => (&token.record().run, true),
+            Some(Mail::Answer(Answer::Stable { token, .. })) => (&token.record().run, false),
+            _ => (&None, false),
+        };
+        let (is_run, is_again) = (usize::from(run_of.is_some()), usize::from(is_again));
+        self.ways.again += is_again;
+        self.ways.runs_again += is_run & is_again;
+        self.ways.runs_logged += is_run & !is_again;
         let is_impatient = self.rng.u32(..16) == 0;
         let q = self.queue(queue);
         let in_vain = is_impatient && q.waits_in_vain();
@@ -468,8 +499,16 @@ impl World {
             });
         }
         for work in q.works.drain(..) {
-            self.ways.borrowed += usize::from(work.calculation.borrows);
-            self.ways.holes += usize::from(work.calculation.hole);
+            match &work {
+                Work::Stripe(work) => {
+                    self.ways.borrowed += usize::from(work.calculation.borrows);
+                    self.ways.holes += usize::from(work.calculation.hole);
+                }
+                Work::Run(work) => {
+                    self.ways.runs += usize::from(work.pages.len() > 1);
+                    self.ways.runs_borrowed += usize::from(work.borrows);
+                }
+            }
             self.works.push((queue, work));
         }
         self.errands
@@ -594,7 +633,13 @@ impl World {
                     sector += (buffer.len() / SECTOR) as u64;
                 }
             }
-            Op::Write | Op::WriteZeroes | Op::Discard => device.write(io.sector, &bytes, io.fua),
+            Op::Write | Op::WriteZeroes | Op::Discard => {
+                device.write(io.sector, &bytes, io.fua);
+                let end = io.sector + (bytes.len() / SECTOR) as u64;
+                if let Some(rot) = &mut self.rot {
+                    rot.written(io.slot, io.sector..end);
+                }
+            }
         }
         let token = io.token;
         drop(io);
@@ -610,7 +655,7 @@ impl World {
         let at = self.rng.usize(..self.works.len());
         let (queue, mut work) = self.works.swap_remove(at);
         work.run();
-        self.queue(queue).worked(work);
+        self.queue(queue).worked(&mut work);
         self.collect(queue);
         true
     }

@@ -18,7 +18,7 @@ pub fn devices_of(count: usize, volatile: bool, zeroes: bool, room: Room) -> Vec
         ability: Ability { volatile, zeroes },
         corrected: 0,
     };
-    let device = |n| Device::new(slot(n), n as u32, room);
+    let device = |n| Device::new(slot(n), n as u32, room, room.segments);
     (0..count).map(device).collect()
 }
 

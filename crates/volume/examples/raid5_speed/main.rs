@@ -2,7 +2,11 @@
 //!
 //! A copy loop over as many bytes runs beside it, and shows the speed of this machine's memory at the moment.
 //! `--example raid5_speed -- '4 KiB random writes' 32 100000` does only so many requests of one kind with so many in flight, for profilers.
+//! `--example raid5_speed -- bound 5` compares writes with their [`bound`] in so many rounds.
 
+mod bound;
+
+use bound::Bound;
 use pvblk_block::{
     BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Request, RequestFlags, Status,
 };
@@ -150,8 +154,66 @@ fn copies() -> f64 {
     bytes as f64 / begin.elapsed().as_secs_f64() / 1e9
 }
 
+/// Rates of an array's writes, and ratios to the mean of the bound's just before and after: medians, with the least and the greatest.
+fn bounds(rounds: usize) -> Result<(), pvblk_block::Error> {
+    println!(
+        "{:<20} {:>6} {:>5} {:>10} {:>10} {:>21} {:>21}",
+        "requests", "depth", "MiB", "bound, k/s", "array, k/s", "array / bound", "bound / bound"
+    );
+    let writes = KINDS.iter().filter(|kind| kind.op == Op::Write);
+    // In order, small ones share reads and parity in ways that the bound doesn't have.
+    let has_bound = |kind: &&What| kind.random || kind.bytes > 4096;
+    for (what, depth) in writes
+        .filter(has_bound)
+        .flat_map(|kind| [1, 32].map(|depth| (kind, depth)))
+    {
+        for span in [SMALL_SPAN, SPAN] {
+            let array = array(Consistency::Resync)?;
+            let mut bound = Bound::new(span, depth, what.bytes);
+            let rate_of = |bound: &mut Bound| {
+                bound.rate(what.bytes, what.random, what.stable, depth == 1, TIME)
+            };
+            // Memory is there from now on.
+            rate_of(&mut bound);
+            rate(&array, what, depth, span, None);
+            let mut samples = Vec::new();
+            for _ in 0..rounds {
+                let first = rate_of(&mut bound);
+                let ours = rate(&array, what, depth, span, None);
+                samples.push((first, ours, rate_of(&mut bound)));
+            }
+            assert!(bound.is_right(), "the bound's parity");
+            let median = |of: &dyn Fn(&(f64, f64, f64)) -> f64| {
+                let mut all: Vec<f64> = samples.iter().map(of).collect();
+                all.sort_by(f64::total_cmp);
+                (all[all.len() / 2], all[0], all[all.len() - 1])
+            };
+            let ratio = |of: &dyn Fn(&(f64, f64, f64)) -> f64| {
+                let (middle, least, most) = median(of);
+                format!("{middle:.2} ({least:.2} to {most:.2})")
+            };
+            println!(
+                "{:<20} {depth:>6} {:>5} {:>10.1} {:>10.1} {:>21} {:>21}",
+                what.text,
+                span >> 20,
+                median(&|s| s.0).0 / 1e3,
+                median(&|s| s.1).0 / 1e3,
+                ratio(&|s| s.1 * 2.0 / (s.0 + s.2)),
+                ratio(&|s| s.2 / s.0)
+            );
+        }
+    }
+    Ok(())
+}
+
 fn main() -> Result<(), pvblk_block::Error> {
     let args: Vec<String> = std::env::args().skip(1).collect();
+    if let [bound, rounds] = &args[..]
+        && bound == "bound"
+    {
+        let rounds = rounds.parse().ok().filter(|rounds| *rounds > 0);
+        return bounds(rounds.expect("a number of rounds"));
+    }
     if let [kind, depth, requests] = &args[..] {
         let kind = KINDS.iter().find(|k| k.text == kind).expect("a kind");
         let depth = depth.parse().ok().filter(|d| *d > 0).expect("a depth");
@@ -161,7 +223,10 @@ fn main() -> Result<(), pvblk_block::Error> {
         println!("{:.1} thousand a second", rate / 1e3);
         return Ok(());
     }
-    assert!(args.is_empty(), "arguments: KIND DEPTH REQUESTS, or none");
+    assert!(
+        args.is_empty(),
+        "arguments: KIND DEPTH REQUESTS, or bound ROUNDS, or none"
+    );
     println!("copies of 64 KiB: {:.2} GB/s", copies());
     println!(
         "{:<8} {:<18} {:>6} {:>10} {:>8}",
