@@ -2,7 +2,7 @@
 //! latencies from the times between events.
 //!
 //! - [`Recorder`] gives every traced queue a ring of its own; [`Collector`] takes the events out; a [`Feed`] passes
-//!   them to subscribers in order of time.
+//!   them to subscribers in order of time; [`Merge`] does so with those of several servers.
 //! - [`blktrace`] reads and writes the files of `blktrace`, `blkparse` and `btt`.
 //! - [`guest`] aligns the clock of a guest's own blktrace, so that its hops appear above ours.
 //! - [`latency`] pairs the events of a request and computes its hops; [`slow`] keeps the slowest requests.
@@ -17,10 +17,12 @@ mod feed;
 pub mod guest;
 pub mod latency;
 pub mod live;
+mod merge;
 pub mod perfetto;
 mod recorder;
 pub mod slow;
 
 pub use event::{Action, Device, Event, Extra, op_name};
 pub use feed::{Feed, Next, Sorter, Subscription};
+pub use merge::Merge;
 pub use recorder::{Collector, DEFAULT_CAPACITY, Drops, GivenClock, MAX_QUEUES, Recorder};

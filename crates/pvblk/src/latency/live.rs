@@ -5,24 +5,15 @@ use super::{Analysis, LatencyArgs, seconds};
 use crate::trace;
 use anyhow::{Result, bail};
 use parking_lot::Mutex;
-use pvblk_trace::Sorter;
+use pvblk_trace::Merge;
 use pvblk_trace::blktrace::{Step, every, gap, name};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time in nanoseconds for which an event of one server waits for older ones of the others.
-const HOLD_BACK_NS: u64 = 200_000_000;
-
-/// Fewest waiting events that are worth sorting.
-const LEAST: usize = 1 << 14;
-
 struct Live<'a> {
     args: &'a LatencyArgs,
     analysis: Analysis,
-    sorter: Sorter,
-    newest_ns: u64,
-    /// Number of waiting events at which they are sorted.
-    enough: usize,
+    merge: Merge,
     events: u64,
     late: u64,
     dropped: u64,
@@ -38,9 +29,7 @@ pub(super) fn run(args: &LatencyArgs) -> Result<()> {
     let live = Mutex::new(Live {
         args,
         analysis: Analysis::new(args.slow),
-        sorter: Sorter::default(),
-        newest_ns: 0,
-        enough: LEAST,
+        merge: Merge::new(streams.len()),
         events: 0,
         late: 0,
         dropped: 0,
@@ -49,13 +38,14 @@ pub(super) fn run(args: &LatencyArgs) -> Result<()> {
         last: Instant::now(),
     });
     let count = AtomicU64::new(0);
-    let end = trace::follow(streams, limit, &count, |_, step| {
+    let end = trace::follow(streams, limit, &count, |server, step| {
         let mut live = live.lock();
         count.store(live.events, Ordering::Relaxed);
-        live.step(step)
+        live.step(server, step)
     });
     let mut live = live.into_inner();
-    live.analyze(u64::MAX);
+    let rest = live.merge.rest();
+    live.analysis.events(&rest);
     if live.begin_ns.is_some() {
         live.show()?;
     } else if interval.is_none() {
@@ -66,16 +56,13 @@ pub(super) fn run(args: &LatencyArgs) -> Result<()> {
 }
 
 impl Live<'_> {
-    fn step(&mut self, step: Step) -> Result<()> {
+    fn step(&mut self, server: usize, step: Step) -> Result<()> {
         match step {
             Step::Event(event, _) => {
                 self.events += 1;
-                self.newest_ns = self.newest_ns.max(event.time_ns);
                 self.begin_ns.get_or_insert(event.time_ns);
-                self.sorter.input().push(event);
-                if self.sorter.input().len() >= self.enough {
-                    self.analyze(self.newest_ns.saturating_sub(HOLD_BACK_NS));
-                }
+                let due = self.merge.push(server, event);
+                self.analysis.events(&due);
             }
             Step::Message(time_ns, device, text) => {
                 if let Some(name) = name(&text) {
@@ -86,32 +73,28 @@ impl Live<'_> {
                 }
                 if let Some(gap) = gap(time_ns, device, &text) {
                     self.dropped += gap.lost();
-                    self.sorter.input().push(gap);
+                    let due = self.merge.push(server, gap);
+                    self.analysis.events(&due);
                 }
             }
             _ => {}
         }
         if self.interval.is_some_and(|i| self.last.elapsed() >= i) {
             self.last = Instant::now();
-            self.analyze(self.newest_ns.saturating_sub(HOLD_BACK_NS));
+            let due = self.merge.due();
+            self.analysis.events(&due);
             self.show()?;
         }
         Ok(())
     }
 
-    fn analyze(&mut self, until_ns: u64) {
-        let events = self.sorter.take_until(until_ns);
-        self.analysis.events(&events);
-        // Sorting looks at all waiting events, so it isn't done for each new one.
-        self.enough = 2 * self.sorter.input().len() + LEAST;
-    }
-
     /// Prints the results since the last call.
     fn show(&mut self) -> Result<()> {
-        let late = self.sorter.late();
+        let late = self.merge.late();
+        let newest_ns = self.merge.newest_ns();
         let heading = Heading {
             events: std::mem::take(&mut self.events),
-            elapsed_ns: self.newest_ns - self.begin_ns.take().unwrap_or(self.newest_ns),
+            elapsed_ns: newest_ns - self.begin_ns.take().unwrap_or(newest_ns),
             late: late - std::mem::replace(&mut self.late, late),
             dropped: std::mem::take(&mut self.dropped),
             ..Heading::default()

@@ -4,18 +4,13 @@ use super::{TraceArgs, follow, open, seconds};
 use crate::latency;
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
-use pvblk_trace::Sorter;
 use pvblk_trace::blktrace::{Step, gap, name};
 use pvblk_trace::perfetto::{Drawn, Timeline};
+use pvblk_trace::{Event, Merge};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Time in nanoseconds for which an event of one server waits for older ones of the others.
-const HOLD_BACK_NS: u64 = 200_000_000;
-/// Fewest waiting events that are worth sorting.
-const LEAST: usize = 1 << 14;
 
 type Output = BufWriter<Box<dyn Write + Send>>;
 
@@ -64,10 +59,7 @@ fn told(file: &Path, drawn: Drawn, missing: u64) {
 
 struct Live {
     timeline: Timeline<Output>,
-    sorter: Sorter,
-    newest_ns: u64,
-    /// Number of waiting events at which they are sorted.
-    enough: usize,
+    merge: Merge,
     events: u64,
 }
 
@@ -77,23 +69,22 @@ pub(super) fn from_servers(args: &TraceArgs, file: &Path) -> Result<()> {
     let streams = open(&args.servers, args.every)?;
     let live = Mutex::new(Live {
         timeline: Timeline::new(output(file)?),
-        sorter: Sorter::default(),
-        newest_ns: 0,
-        enough: LEAST,
+        merge: Merge::new(streams.len()),
         events: 0,
     });
     let count = AtomicU64::new(0);
-    let end = follow(streams, limit, &count, |_, step| {
+    let end = follow(streams, limit, &count, |server, step| {
         let mut live = live.lock();
-        live.step(step).with_context(|| shown(file))?;
+        live.step(server, step).with_context(|| shown(file))?;
         count.store(live.events, Ordering::Relaxed);
         Ok(())
     });
     let mut live = live.into_inner();
-    live.draw(u64::MAX).with_context(|| shown(file))?;
+    let rest = live.merge.rest();
+    live.draw(&rest).with_context(|| shown(file))?;
     let (_, drawn) = live.timeline.finish().with_context(|| shown(file))?;
     told(file, drawn, 0);
-    match live.sorter.late() {
+    match live.merge.late() {
         0 => {}
         n => eprintln!("warning: {n} events came too late to be sorted: slices may be wrong"),
     }
@@ -101,33 +92,25 @@ pub(super) fn from_servers(args: &TraceArgs, file: &Path) -> Result<()> {
 }
 
 impl Live {
-    fn step(&mut self, step: Step) -> std::io::Result<()> {
-        match step {
+    fn step(&mut self, server: usize, step: Step) -> std::io::Result<()> {
+        let event = match step {
             Step::Event(event, _) => {
                 self.events += 1;
-                self.newest_ns = self.newest_ns.max(event.time_ns);
-                self.sorter.input().push(event);
-                if self.sorter.input().len() >= self.enough {
-                    self.draw(self.newest_ns.saturating_sub(HOLD_BACK_NS))?;
-                }
+                Some(event)
             }
             Step::Message(time_ns, device, text) => {
                 if let Some(name) = name(&text) {
                     self.timeline.name(device, name);
                 }
-                self.sorter.input().extend(gap(time_ns, device, &text));
+                gap(time_ns, device, &text)
             }
-            _ => {}
-        }
-        Ok(())
+            _ => None,
+        };
+        let due = event.map(|event| self.merge.push(server, event));
+        self.draw(&due.unwrap_or_default())
     }
 
-    fn draw(&mut self, until_ns: u64) -> std::io::Result<()> {
-        for event in self.sorter.take_until(until_ns) {
-            self.timeline.event(&event)?;
-        }
-        // Sorting looks at all waiting events, so it isn't done for each new one.
-        self.enough = 2 * self.sorter.input().len() + LEAST;
-        Ok(())
+    fn draw(&mut self, events: &[Event]) -> std::io::Result<()> {
+        events.iter().try_for_each(|e| self.timeline.event(e))
     }
 }
