@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The checks of `make test`, once the tools are installed. All steps run even if one fails;
 # the last line is the sum, and the status is non-zero if anything failed.
-# The builds that end-to-end tests need come first. Then those tests, which mostly wait, run in the lane `e2e`, beside all other checks in the lane
-# `others`, whose output follows when both have ended. A third lane, for those that wait longest, made the whole no faster on two CPUs.
+# The build of the tests comes first. Then the lane `others` begins, whose output follows when all have ended; beside it the command is built, and the
+# end-to-end tests, which mostly wait, run in the lane `e2e`. A third lane, for those that wait longest, made the whole no faster on two CPUs.
 # `test.sh build` only builds what the checks run, so that a run beside busy loops measures tests and not the compiler.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -185,10 +185,11 @@ join_lane() {
 check 'format' cargo fmt --all --check
 can=true
 run 'build of the tests' cargo test --workspace --locked --no-run || can=false
-# The command is built on its own, as it is shipped; the lab and the examples are there since the step before.
-run 'release build' cargo build --release --locked -p pvblk || can=false
 
 start_lane others
+# The command is built on its own, as it is shipped; the lab and the examples are there since the step before. Its end is done by one CPU at a time, so
+# tests run meanwhile.
+run 'release build' cargo build --release --locked -p pvblk || can=false
 if $can; then
     lane_tests 'end to end' --tests
 else
