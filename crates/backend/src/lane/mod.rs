@@ -476,12 +476,7 @@ impl Lane {
 
     /// True if each look at the source is a system call and nothing is at the device.
     pub fn polls_by_syscall(&self) -> bool {
-        self.has_source_of_calls() && self.queue.in_flight() == 0
-    }
-
-    /// True if each look at the source is a system call.
-    pub(crate) fn has_source_of_calls(&self) -> bool {
-        self.source.poll_is_syscall()
+        self.source.poll_is_syscall() && self.queue.in_flight() == 0
     }
 
     /// True if a descriptor may tell what steps alone don't find out: that the source has requests, or room for responses, or that somebody

@@ -32,8 +32,6 @@ pub const COMMAND_EVENT: u64 = u64::MAX;
 #[derive(Clone, Copy)]
 pub struct IdleSince {
     since: Instant,
-    /// The longest spin window then.
-    longest: Duration,
     hold: Option<Hold>,
 }
 
@@ -61,8 +59,6 @@ pub struct LaneEntry {
     pub used: bool,
     pub deadline: Option<Instant>,
     spin: SpinWindow,
-    /// The longest spin window while nothing is in flight.
-    longest_at_rest: Duration,
     pub device_fd_added: bool,
     /// The poller's interest in the source: reading and writing.
     pub interest: (bool, bool),
@@ -71,30 +67,18 @@ pub struct LaneEntry {
     arrived: Option<Instant>,
 }
 
-/// The longest spin window, if it is `max` where a look costs nothing. A look at a socket is a system call, so a lane polls that for less time.
-fn longest(by_syscall: bool, max: Duration) -> Duration {
-    match by_syscall {
-        true => max * 2 / 5,
-        false => max,
-    }
-}
-
 const NOTHING: (bool, bool) = (false, false);
 
 impl LaneEntry {
-    /// The lane has found no work at `now`, or earlier. Returns true if it is polled on, for `max` at most.
-    pub fn is_polled_on(&mut self, now: Instant, max: Duration) -> bool {
-        let idle = *self.idle_since.get_or_insert_with(|| {
-            let lane = self.lane.as_deref();
-            IdleSince {
-                since: now,
-                longest: longest(lane.is_some_and(|lane| lane.polls_by_syscall()), max),
-                hold: lane.and_then(|lane| lane.hold()),
-            }
+    /// The lane has found no work at `now`, or earlier. Returns true if it is polled on.
+    pub fn is_polled_on(&mut self, now: Instant) -> bool {
+        let idle = *self.idle_since.get_or_insert_with(|| IdleSince {
+            since: now,
+            hold: self.lane.as_deref().and_then(Lane::hold),
         });
         // The time at which limits let requests pass is known.
         let may_poll = idle.hold != Some(Hold::Limits);
-        may_poll && now.duration_since(idle.since) < self.spin.get(idle.longest)
+        may_poll && now.duration_since(idle.since) < self.spin.get()
     }
 
     /// The lane may have work at `now`, after it had none.
@@ -105,12 +89,10 @@ impl LaneEntry {
         {
             self.spin.learn(Idle {
                 time: now.saturating_duration_since(idle.since),
-                longest: idle.longest,
                 slept: self.asleep,
             });
             if let Some(lane) = &self.lane {
-                let window = self.spin.get(self.longest_at_rest);
-                lane.counting().polled_for(window);
+                lane.counting().polled_for(self.spin.get());
             }
         }
     }
@@ -178,7 +160,7 @@ pub struct LaneTable {
     /// at the clock is a system call.
     pub now: Instant,
     pub events: Vec<PollEvent>,
-    pub spin_max: Duration,
+    spin_max: Duration,
     pub yields: YieldPolicy,
     /// Number of the first of `active` that woke up since the last round: their turns come first.
     pub fresh: usize,
@@ -261,10 +243,9 @@ impl LaneTable {
         end: End,
     ) -> &mut LaneEntry {
         self.active.push(index);
-        let spin = SpinWindow::default();
-        let longest_at_rest = longest(lane.has_source_of_calls(), self.spin_max);
+        let spin = SpinWindow::new(self.spin_max);
         lane.counting().came_to(home.number());
-        lane.counting().polled_for(spin.get(longest_at_rest));
+        lane.counting().polled_for(spin.get());
         self.entries[index].insert(LaneEntry {
             home,
             name: lane.describe(),
@@ -281,7 +262,6 @@ impl LaneTable {
             used: true,
             deadline: None,
             spin,
-            longest_at_rest,
             device_fd_added: false,
             interest: (true, false),
             weight: Weight::default(),

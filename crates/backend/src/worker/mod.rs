@@ -495,11 +495,10 @@ impl WorkerThread<'_> {
     fn try_sleep(&mut self, index: usize) -> Result<bool, Replaced> {
         let now = Instant::now();
         self.lanes.now = now;
-        let max = self.lanes.spin_max;
         let Some(entry) = self.lanes.entry(index) else {
             return Ok(true);
         };
-        if entry.is_polled_on(now, max) {
+        if entry.is_polled_on(now) {
             if let Some(lane) = &mut entry.lane
                 && lane.polls_by_syscall()
             {

@@ -11,8 +11,6 @@ const PARTS: [u32; 2] = [4, 1];
 #[derive(Clone, Copy, Debug)]
 pub struct Idle {
     pub time: Duration,
-    /// The longest window when it began.
-    pub longest: Duration,
     /// The lane slept, so the time has a wake-up in it.
     pub slept: bool,
 }
@@ -22,23 +20,26 @@ pub struct Idle {
 /// is taken, and none if both have lost.
 #[derive(Debug)]
 pub struct SpinWindow {
+    longest: Duration,
     /// Nanoseconds that each window gains in an idle time, averaged over some eight.
     gains: [i64; PARTS.len()],
 }
 
-impl Default for SpinWindow {
-    fn default() -> SpinWindow {
-        SpinWindow { gains: [1, 0] }
-    }
-}
-
 impl SpinWindow {
-    /// The window, if `longest` is the longest.
-    pub fn get(&self, longest: Duration) -> Duration {
+    /// Windows of at most `longest`; the first is a quarter of it.
+    pub fn new(longest: Duration) -> SpinWindow {
+        SpinWindow {
+            longest,
+            gains: [1, 0],
+        }
+    }
+
+    /// The window to poll for now.
+    pub fn get(&self) -> Duration {
         let mut best = (0, Duration::ZERO);
         for (gain, part) in self.gains.into_iter().zip(PARTS) {
             if gain > best.0 {
-                best = (gain, longest / part);
+                best = (gain, self.longest / part);
             }
         }
         best.1
@@ -48,7 +49,7 @@ impl SpinWindow {
         let wake_up = if idle.slept { WAKE_UP } else { Duration::ZERO };
         let time = idle.time.saturating_sub(wake_up);
         for (gain, part) in self.gains.iter_mut().zip(PARTS) {
-            let window = idle.longest / part;
+            let window = self.longest / part;
             let gained = match time <= window {
                 true => nanos(WAKE_UP),
                 false => -nanos(window),
@@ -143,21 +144,20 @@ mod tests {
     fn after(mut window: SpinWindow, times: &[u64]) -> (SpinWindow, u128) {
         for time in times.iter().cycle().take(60 * times.len()) {
             let time = Duration::from_micros(*time);
-            let slept = time > window.get(LONGEST);
+            let slept = time > window.get();
             let late = Duration::from_micros(if slept { 40 } else { 0 });
             window.learn(Idle {
                 time: time + late,
-                longest: LONGEST,
                 slept,
             });
         }
-        let us = window.get(LONGEST).as_micros();
+        let us = window.get().as_micros();
         (window, us)
     }
 
     #[test]
     fn the_spin_window_follows_the_idle_times() {
-        assert_eq!(SpinWindow::default().get(LONGEST), LONGEST / 4);
+        assert_eq!(SpinWindow::new(LONGEST).get(), LONGEST / 4);
         let cases: [(&[u64], u128); 8] = [
             (&[3], 25),
             (&[30], 100),
@@ -172,8 +172,8 @@ mod tests {
         ];
         for (times, window) in cases {
             // From polling, and from none: sleeps are longer than the same times without one.
-            assert_eq!(after(SpinWindow::default(), times).1, window, "{times:?}");
-            let (sleeps, none) = after(SpinWindow::default(), &[1_000_000]);
+            assert_eq!(after(SpinWindow::new(LONGEST), times).1, window, "{times:?}");
+            let (sleeps, none) = after(SpinWindow::new(LONGEST), &[1_000_000]);
             assert_eq!(none, 0);
             assert_eq!(after(sleeps, times).1, window, "{times:?} after a rest");
         }
@@ -181,14 +181,13 @@ mod tests {
 
     #[test]
     fn without_a_longest_window_nothing_is_polled() {
-        let mut window = SpinWindow::default();
+        let mut window = SpinWindow::new(Duration::ZERO);
         for _ in 0..100 {
             window.learn(Idle {
                 time: Duration::ZERO,
-                longest: Duration::ZERO,
                 slept: false,
             });
-            assert_eq!(window.get(Duration::ZERO), Duration::ZERO);
+            assert_eq!(window.get(), Duration::ZERO);
         }
     }
 
