@@ -172,7 +172,11 @@ mod tests {
         ];
         for (times, window) in cases {
             // From polling, and from none: sleeps are longer than the same times without one.
-            assert_eq!(after(SpinWindow::new(LONGEST), times).1, window, "{times:?}");
+            assert_eq!(
+                after(SpinWindow::new(LONGEST), times).1,
+                window,
+                "{times:?}"
+            );
             let (sleeps, none) = after(SpinWindow::new(LONGEST), &[1_000_000]);
             assert_eq!(none, 0);
             assert_eq!(after(sleeps, times).1, window, "{times:?} after a rest");
