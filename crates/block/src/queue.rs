@@ -6,7 +6,6 @@ use crate::{
     Status,
 };
 use parking_lot::Mutex;
-use pvblk_sys::total_len;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -203,13 +202,17 @@ fn check(r: &Request, limits: &Limits, capacity: u64) -> Result<(), Status> {
         return Err(Status::Invalid);
     }
     if r.op.has_data() {
-        let fits = r.sectors <= u64::from(limits.max_sectors)
-            && r.buffers.len() <= limits.max_segments as usize
-            && total_len(&r.buffers) as u64 == r.sectors * SECTOR
-            && r.buffers
-                .iter()
-                .all(|b| (b.len() as u64).is_multiple_of(SECTOR) && !b.is_empty());
-        return if fits { Ok(()) } else { Err(Status::Invalid) };
+        let mut fits = r.sectors <= u64::from(limits.max_sectors)
+            && r.buffers.len() <= limits.max_segments as usize;
+        let mut bytes = 0;
+        for len in r.buffers.iter().map(|b| b.len() as u64) {
+            fits &= len > 0 && len.is_multiple_of(SECTOR);
+            bytes += len;
+        }
+        return match fits && bytes == r.sectors * SECTOR {
+            true => Ok(()),
+            false => Err(Status::Invalid),
+        };
     }
     if !r.buffers.is_empty() {
         return Err(Status::Invalid);

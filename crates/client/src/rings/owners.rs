@@ -259,7 +259,7 @@ impl Owners {
 
 #[inline]
 pub fn ring(bells: &mut Vec<Arc<Completions>>) {
-    for completions in bells.drain(..) {
+    while let Some(completions) = bells.pop() {
         completions.wait().notify();
     }
 }
