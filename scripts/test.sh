@@ -129,7 +129,8 @@ lane_tests() {
 
 # The checks beside the end-to-end tests.
 others() {
-    # They come first, since they build nothing: a build would hold the lock of the target directory, which `cargo test` wants in the other lane.
+    # They come first, since they build nothing: a build would hold the lock of the target directory, for which `cargo test` of the other lane waits if it
+    # begins meanwhile.
     # The rules of the tree (imports, unsafe, lengths, links) are tests of `pvblk-house`, the fuzz targets over their seeds those of `pvblk-fuzz`.
     lane_tests 'unit tests'
     check 'clippy' cargo clippy --workspace --all-targets --locked -- -D warnings
@@ -187,8 +188,8 @@ can=true
 run 'build of the tests' cargo test --workspace --locked --no-run || can=false
 
 start_lane others
-# The command is built on its own, as it is shipped; the lab and the examples are there since the step before. Its end is done by one CPU at a time, so
-# tests run meanwhile.
+# The command is built on its own, as it is shipped; the lab and the examples are there since the step before. The last part of that
+# build keeps one CPU busy, so tests run meanwhile.
 run 'release build' cargo build --release --locked -p pvblk || can=false
 if $can; then
     lane_tests 'end to end' --tests

@@ -123,7 +123,7 @@ pub trait RequestSource: Send {
         false
     }
 
-    /// True if the next `pull` costs a system call, so that the worker shouldn't spin on it. Asked after each pull.
+    /// True if the next `pull` costs a system call. Asked after each pull.
     fn poll_is_syscall(&self) -> bool {
         false
     }

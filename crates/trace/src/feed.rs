@@ -33,8 +33,9 @@ impl Sorter {
     }
 
     /// Takes out, in order, all events before `until_ns`. An event that arrives after younger ones were given out is
-    /// late: it is given out with the next batch.
+    /// late: it is given out with the next batch, also if `until_ns` is earlier than it was.
     pub fn take_until(&mut self, until_ns: u64) -> Vec<Event> {
+        let until_ns = until_ns.max(self.given_ns);
         self.waiting.sort_by_key(|e| (e.time_ns, e.action));
         let count = self.waiting.partition_point(|e| e.time_ns < until_ns);
         let given_ns = self.given_ns;
@@ -368,6 +369,10 @@ mod tests {
         sorter.input().extend([event(7), event(4)]);
         assert_eq!(times(sorter.take_until(9)), [4, 7]);
         assert_eq!(sorter.late(), 1);
+        sorter.input().push(event(6));
+        assert_eq!(times(sorter.take_until(5)), [6]);
+        assert!(sorter.take_until(5).is_empty());
+        assert_eq!(sorter.late(), 2);
         assert_eq!(times(sorter.take_until(10)), [9]);
     }
 }

@@ -4,11 +4,11 @@ use crate::{Event, Sorter};
 
 /// Nanoseconds by which one server's events may be out of order among themselves.
 const HOLD_BACK_NS: u64 = 200_000_000;
-/// Nanoseconds for which the events of the others wait for those of a server that sends none: it is late, has no requests, or has ended.
+/// Nanoseconds, by the events' own times, for which those of the others wait for a server that sends none: it is late, has no requests, or has ended.
 const PATIENCE_NS: u64 = 2_000_000_000;
 /// Fewest waiting events that are worth sorting.
 const LEAST: usize = 1 << 14;
-/// Events beyond which no server is waited for: 96 MiB.
+/// Events beyond which no server is waited for: 128 MiB.
 const MOST: usize = 1 << 21;
 
 /// Holds events back until each server has sent younger ones, so that those of a server that is slow to send still come in order.
@@ -43,7 +43,7 @@ impl Merge {
 
     /// The events that are due now, in order.
     pub fn due(&mut self) -> Vec<Event> {
-        let newest_ns = self.newest_ns();
+        let newest_ns = self.newest_ns.iter().max().copied().unwrap_or_default();
         let slowest_ns = self.newest_ns.iter().min().copied().unwrap_or_default();
         let patient_ns = slowest_ns.max(newest_ns.saturating_sub(PATIENCE_NS));
         let mut events = self.take_until(patient_ns.saturating_sub(HOLD_BACK_NS));
@@ -61,13 +61,9 @@ impl Merge {
     fn take_until(&mut self, until_ns: u64) -> Vec<Event> {
         let events = self.sorter.take_until(until_ns);
         // Sorting looks at all waiting events, so it isn't done for each new one.
-        self.enough = 2 * self.sorter.input().len() + LEAST;
+        let left = self.sorter.input().len();
+        self.enough = (2 * left).min(left.max(MOST)) + LEAST;
         events
-    }
-
-    /// Time of the youngest event that came, 0 before the first.
-    pub fn newest_ns(&self) -> u64 {
-        self.newest_ns.iter().max().copied().unwrap_or_default()
     }
 
     /// Number of events that came after younger ones had been given out.
@@ -130,7 +126,7 @@ mod tests {
             let events = merge.push(0, at(SECOND + n * 300));
             assert!(events.is_sorted_by_key(|e| e.time_ns));
             given += events.len();
-            assert!(merge.sorter.input().len() <= 2 * MOST + LEAST);
+            assert!(merge.sorter.input().len() <= MOST + LEAST);
         }
         assert!(given > MOST, "{given}");
         assert_eq!(given + merge.rest().len(), 3 * MOST);

@@ -68,9 +68,8 @@ impl Watch {
             .spawn(move || {
                 let mut is_active = true;
                 loop {
-                    let most = if is_active { LOOK } else { LOOK_AT_REST };
-                    let patience = watchdog.as_ref().map_or(most, |w| w.every.min(most));
-                    match ours.wait(patience, !is_active) {
+                    let every = watchdog.as_ref().map(|w| w.every);
+                    match ours.wait(patience(is_active, every), !is_active) {
                         Woken::Stops => return,
                         Woken::Active => {
                             is_active = true;
@@ -93,6 +92,13 @@ impl Watch {
             thread: Some(thread),
         })
     }
+}
+
+/// The longest sleep. With a watchdog, two of them in a row are as long as its `every`: a sleep at rest that is cut short is followed by another one
+/// before systemd is told, and a control thread that was slow at one look has another before systemd ends the process.
+fn patience(is_active: bool, every: Option<Duration>) -> Duration {
+    let most = if is_active { LOOK } else { LOOK_AT_REST };
+    every.map_or(most, |every| most.min(every / 2))
 }
 
 impl Sleep {
@@ -191,6 +197,17 @@ mod tests {
             s.spawn(|| sleep.call(|called| called.is_active = true));
             assert!(matches!(sleep.wait(LONG, true), Woken::Active));
         });
+    }
+
+    #[test]
+    fn two_sleeps_are_as_long_as_a_watchdog_allows() {
+        assert_eq!(patience(false, None), LOOK_AT_REST);
+        for ms in [500, 1000, 7500, 15_000, 60_000] {
+            let every = Duration::from_millis(ms);
+            let cut_short = patience(false, Some(every)) + patience(true, Some(every));
+            assert!(cut_short <= every, "{every:?}");
+            assert!(2 * patience(false, Some(every)) <= every.min(2 * LOOK_AT_REST));
+        }
     }
 
     #[test]

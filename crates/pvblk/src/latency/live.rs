@@ -5,8 +5,8 @@ use super::{Analysis, LatencyArgs, seconds};
 use crate::trace;
 use anyhow::{Result, bail};
 use parking_lot::Mutex;
-use pvblk_trace::Merge;
 use pvblk_trace::blktrace::{Step, every, gap, name};
+use pvblk_trace::{Action, Event, Merge};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -14,10 +14,12 @@ struct Live<'a> {
     args: &'a LatencyArgs,
     analysis: Analysis,
     merge: Merge,
+    /// Of the events that were analysed since the last results.
     events: u64,
     late: u64,
     dropped: u64,
     begin_ns: Option<u64>,
+    end_ns: u64,
     interval: Option<Duration>,
     last: Instant,
 }
@@ -34,6 +36,7 @@ pub(super) fn run(args: &LatencyArgs) -> Result<()> {
         late: 0,
         dropped: 0,
         begin_ns: None,
+        end_ns: 0,
         interval,
         last: Instant::now(),
     });
@@ -45,7 +48,7 @@ pub(super) fn run(args: &LatencyArgs) -> Result<()> {
     });
     let mut live = live.into_inner();
     let rest = live.merge.rest();
-    live.analysis.events(&rest);
+    live.analyze(&rest);
     if live.begin_ns.is_some() {
         live.show()?;
     } else if interval.is_none() {
@@ -57,13 +60,8 @@ pub(super) fn run(args: &LatencyArgs) -> Result<()> {
 
 impl Live<'_> {
     fn step(&mut self, server: usize, step: Step) -> Result<()> {
-        match step {
-            Step::Event(event, _) => {
-                self.events += 1;
-                self.begin_ns.get_or_insert(event.time_ns);
-                let due = self.merge.push(server, event);
-                self.analysis.events(&due);
-            }
+        let event = match step {
+            Step::Event(event, _) => Some(event),
             Step::Message(time_ns, device, text) => {
                 if let Some(name) = name(&text) {
                     self.analysis.name(device, name);
@@ -71,30 +69,39 @@ impl Live<'_> {
                 if let Some(every) = every(&text) {
                     self.analysis.is_of_one_in(every);
                 }
-                if let Some(gap) = gap(time_ns, device, &text) {
-                    self.dropped += gap.lost();
-                    let due = self.merge.push(server, gap);
-                    self.analysis.events(&due);
-                }
+                gap(time_ns, device, &text)
             }
-            _ => {}
-        }
+            _ => None,
+        };
+        let due = event.map(|event| self.merge.push(server, event));
+        self.analyze(&due.unwrap_or_default());
         if self.interval.is_some_and(|i| self.last.elapsed() >= i) {
             self.last = Instant::now();
             let due = self.merge.due();
-            self.analysis.events(&due);
+            self.analyze(&due);
             self.show()?;
         }
         Ok(())
     }
 
+    fn analyze(&mut self, events: &[Event]) {
+        for event in events {
+            self.dropped += event.lost();
+            if event.action != Action::Gap {
+                self.events += 1;
+                self.begin_ns.get_or_insert(event.time_ns);
+                self.end_ns = self.end_ns.max(event.time_ns);
+            }
+        }
+        self.analysis.events(events);
+    }
+
     /// Prints the results since the last call.
     fn show(&mut self) -> Result<()> {
         let late = self.merge.late();
-        let newest_ns = self.merge.newest_ns();
         let heading = Heading {
             events: std::mem::take(&mut self.events),
-            elapsed_ns: newest_ns - self.begin_ns.take().unwrap_or(newest_ns),
+            elapsed_ns: self.end_ns - self.begin_ns.take().unwrap_or(self.end_ns),
             late: late - std::mem::replace(&mut self.late, late),
             dropped: std::mem::take(&mut self.dropped),
             ..Heading::default()
