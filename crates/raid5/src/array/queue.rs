@@ -224,6 +224,8 @@ impl QueueState {
             let is_part = self.calculate();
             self.make_requests();
             if is_part {
+                // Others don't wait until all that this queue has is done.
+                self.shared.post(&mut self.core.mail);
                 self.submit_to_members();
                 self.poll_members();
                 let mut members = self.members.iter().flatten();
