@@ -5,7 +5,7 @@ use super::{Analysis, LatencyArgs, seconds};
 use crate::trace;
 use anyhow::{Result, bail};
 use parking_lot::Mutex;
-use pvblk_trace::blktrace::{Step, every, gap, name};
+use pvblk_trace::blktrace::{Step, every, name};
 use pvblk_trace::{Action, Event, Merge};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -60,20 +60,15 @@ pub(super) fn run(args: &LatencyArgs) -> Result<()> {
 
 impl Live<'_> {
     fn step(&mut self, server: usize, step: Step) -> Result<()> {
-        let event = match step {
-            Step::Event(event, _) => Some(event),
-            Step::Message(time_ns, device, text) => {
-                if let Some(name) = name(&text) {
-                    self.analysis.name(device, name);
-                }
-                if let Some(every) = every(&text) {
-                    self.analysis.is_of_one_in(every);
-                }
-                gap(time_ns, device, &text)
+        if let Step::Message(_, device, text) = &step {
+            if let Some(name) = name(text) {
+                self.analysis.name(*device, name);
             }
-            _ => None,
-        };
-        let due = event.map(|event| self.merge.push(server, event));
+            if let Some(every) = every(text) {
+                self.analysis.is_of_one_in(every);
+            }
+        }
+        let due = step.event().map(|event| self.merge.push(server, event));
         self.analyze(&due.unwrap_or_default());
         if self.interval.is_some_and(|i| self.last.elapsed() >= i) {
             self.last = Instant::now();

@@ -4,7 +4,7 @@ use super::{TraceArgs, follow, open, seconds};
 use crate::latency;
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
-use pvblk_trace::blktrace::{Step, gap, name};
+use pvblk_trace::blktrace::{Step, name};
 use pvblk_trace::perfetto::{Drawn, Timeline};
 use pvblk_trace::{Event, Merge};
 use std::fs::File;
@@ -93,20 +93,13 @@ pub(super) fn from_servers(args: &TraceArgs, file: &Path) -> Result<()> {
 
 impl Live {
     fn step(&mut self, server: usize, step: Step) -> std::io::Result<()> {
-        let event = match step {
-            Step::Event(event, _) => {
-                self.events += 1;
-                Some(event)
-            }
-            Step::Message(time_ns, device, text) => {
-                if let Some(name) = name(&text) {
-                    self.timeline.name(device, name);
-                }
-                gap(time_ns, device, &text)
-            }
-            _ => None,
-        };
-        let due = event.map(|event| self.merge.push(server, event));
+        self.events += u64::from(matches!(step, Step::Event(..)));
+        if let Step::Message(_, device, text) = &step
+            && let Some(name) = name(text)
+        {
+            self.timeline.name(*device, name);
+        }
+        let due = step.event().map(|event| self.merge.push(server, event));
         self.draw(&due.unwrap_or_default())
     }
 

@@ -534,13 +534,13 @@ impl Common {
 }
 
 impl QueueCore {
-    /// As [`Gather::whole_goes`].
+    /// True if a whole stripe of this queue goes next.
     pub(super) fn whole_goes(&mut self) -> bool {
         let rules = self.common.rules(self.me, &self.places);
         self.gather.whole_goes(&rules)
     }
 
-    /// As [`Gather::alike`].
+    /// The whole stripes of this queue that go next and are alike, at most so many, and their writes.
     pub(super) fn alike_stripes(&mut self, most: usize) -> Option<(Range<u64>, Vec<Of>)> {
         let rules = self.common.rules(self.me, &self.places);
         self.gather.alike(&rules, most)

@@ -241,7 +241,7 @@ impl RunWork {
         self.pages.len() * self.blocks.len() * STRIPE_BYTES
     }
 
-    /// As [`StripeWork::moved_bytes`].
+    /// Bytes that a run has loaded or stored: a copy does both with each byte, and a XOR loads all its sources.
     pub(super) fn moved_bytes(&self) -> usize {
         let copied = if self.borrows {
             0

@@ -1,6 +1,6 @@
 //! Reads records from a file that may come from an untrusted source.
 
-use super::{RECORD_BYTES, Record, VERSION, notify};
+use super::{RECORD_BYTES, Record, VERSION, gap, notify};
 use crate::{Device, Event};
 use std::fmt;
 use std::io::{ErrorKind, Read};
@@ -40,6 +40,17 @@ pub enum Step {
     Other(Record),
     /// The file ends inside a record, as after an interrupted capture.
     CutOff,
+}
+
+impl Step {
+    /// Its event, or the gap that its message reports.
+    pub fn event(&self) -> Option<Event> {
+        match self {
+            Step::Event(event, _) => Some(*event),
+            Step::Message(time_ns, device, text) => gap(*time_ns, *device, text),
+            _ => None,
+        }
+    }
 }
 
 /// Reads one file, record by record.
