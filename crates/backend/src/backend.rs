@@ -12,7 +12,9 @@ use crate::stall::Stall;
 use crate::throttle::{Connection, Throttle};
 use crate::users::Users;
 use crate::worker::watchdog::{Watchdog, WatchdogSignal};
-use crate::worker::{Command, CommandQueue, End, LaneHome, LaneId, LaneWaker, OnEnd, Wish, Worker};
+use crate::worker::{
+    Command, CommandQueue, End, LaneHome, LaneId, LaneWaker, OnEnd, SpinWindow, Wish, Worker,
+};
 use pvblk_block::trace::{Tracer, Tracing};
 use pvblk_block::{
     BlockDevice, DiskThreads, Error, MergeCounts, Queue, QueueContext, Subscription, SystemClock,
@@ -30,6 +32,17 @@ pub struct BackendOptions {
     pub spin_max: Duration,
     /// CPUs to which workers are pinned in turn; empty: the kernel chooses.
     pub pin: Vec<usize>,
+    /// Choices that workers don't make, for comparisons.
+    pub fixed: FixedChoices,
+}
+
+/// Settings that a back end chooses for each lane by its load, unless they are fixed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FixedChoices {
+    /// Time that a worker polls a queue before it sleeps on it.
+    pub spin: Option<Duration>,
+    /// Most requests that are taken at a time, at least 1.
+    pub pull: Option<u32>,
 }
 
 impl Default for BackendOptions {
@@ -39,6 +52,7 @@ impl Default for BackendOptions {
             workers: 0,
             spin_max: Duration::from_micros(100),
             pin: Vec::new(),
+            fixed: FixedChoices::default(),
         }
     }
 }
@@ -264,6 +278,7 @@ pub struct Backend {
     queues: Arc<[Arc<CommandQueue>]>,
     watchdog: Option<Watchdog>,
     next_lane: AtomicU64,
+    fixed: FixedChoices,
 }
 
 /// Longest wait for a blocked worker at the end of the back end.
@@ -284,12 +299,17 @@ impl Backend {
             queues: Arc::default(),
             watchdog: None,
             next_lane: AtomicU64::new(1),
+            fixed: options.fixed,
+        };
+        let spin = match options.fixed.spin {
+            Some(window) => SpinWindow::fixed(window),
+            None => SpinWindow::new(options.spin_max),
         };
         for i in 0..count {
             let pin = (!options.pin.is_empty()).then(|| options.pin[i % options.pin.len()]);
             let name = format!("pvblk-worker-{i}");
             let (worker, lanes) =
-                Worker::new(name, options.spin_max, pin, Arc::clone(&signal)).map_err(os)?;
+                Worker::new(name, spin.clone(), pin, Arc::clone(&signal)).map_err(os)?;
             worker.start(move |_| Some(lanes)).map_err(os)?;
             backend.workers.push(worker);
         }
@@ -335,6 +355,9 @@ impl Backend {
         let worker = (0..lanes.len()).min_by_key(|at| lanes[*at]).unwrap_or(0);
         let home = LaneHome::new(id, &self.queues, worker);
         source.bind(LaneWaker(Arc::clone(&home)));
+        if let (Some(choice), Some(most)) = (source.pull_choice(), self.fixed.pull) {
+            choice.fix(most);
+        }
         let lane = Box::new(Lane::open_as(disk, connection, source)?);
         let end = End::new(on_end, &home);
         home.worker()

@@ -3,9 +3,10 @@
 
 use crate::grants::{Access, GrantError, GrantMapper, PageUse};
 use crate::parse::{Bad, Parsed, Parser};
+use crate::pull_batch::{PullBatch, PullChoice};
 use crate::ratelimit::RateLimit;
 use crate::ratelimited;
-use crate::source::{PullBatch, Pulled, RequestSource, SourceEnd};
+use crate::source::{Pulled, RequestSource, SourceEnd};
 use crate::spare::SpareRequests;
 use pvblk_block::{Completion, Error, Op, Readiness, Request, Status};
 use pvblk_protocol::blkif::wire::{self, Entry, RSP_EOPNOTSUPP, RSP_ERROR, RSP_OKAY};
@@ -225,6 +226,10 @@ impl RequestSource for BlkifSource {
 
     fn served_as(&mut self, disk: &str) {
         self.complaints = RateLimit::of(disk, "bad request");
+    }
+
+    fn pull_choice(&self) -> Option<Arc<PullChoice>> {
+        Some(Arc::clone(self.batch.choice()))
     }
 
     fn depth(&self) -> u32 {

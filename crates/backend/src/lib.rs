@@ -22,6 +22,7 @@ pub mod parse;
 mod pool;
 mod pressure;
 mod progress;
+mod pull_batch;
 mod questions;
 mod ratelimit;
 mod service;
@@ -33,7 +34,7 @@ mod throttle;
 mod users;
 mod worker;
 
-pub use backend::{Backend, BackendOptions, Disk, SourceId};
+pub use backend::{Backend, BackendOptions, Disk, FixedChoices, SourceId};
 pub use blkif::{BlkifQueueParts, BlkifSource};
 pub use budget::{Budget, Claim, Waiter};
 pub use counters::{DiskCounters, Histogram, LaneNow, OPERATIONS, OperationTotals, Totals};
@@ -49,9 +50,10 @@ pub use pressure::{
     memory_limit,
 };
 pub use progress::{Progress, Pulse};
+pub use pull_batch::{PullBatch, PullChoice};
 pub use ratelimit::{RateLimit, Times};
 pub use service::{Attachment, DiskEnd, Key, Service};
-pub use source::{PullBatch, Pulled, RequestSource, SourceEnd};
+pub use source::{Pulled, RequestSource, SourceEnd};
 pub use spare::SpareRequests;
 pub use stall::Stall;
 pub use stopping::{StopTimes, Stopping, Turn};

@@ -1,50 +1,12 @@
 //! Request sources: the back end serves any type that yields requests and takes completions.
 
 use crate::lost_writes::LostWritesQueue;
+use crate::pull_batch::PullChoice;
 use crate::worker::LaneWaker;
 use pvblk_block::{Completion, Error, Readiness, Request};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Instant;
-
-/// Number of requests that a source takes in one pull: a quarter of the most that were there lately, 8 to 32.
-/// That is enough to batch, and few enough that the first responses don't wait for the last: with all of them
-/// at a time both sides take turns instead of working side by side, which at 32 in flight cost half of the
-/// rate. The number is a half of them where there are many, and while the peer sleeps and is woken for each batch: a wake-up costs as much as several requests.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct PullBatch {
-    lately: usize,
-    /// Batches left for which the peer counts as one that sleeps.
-    sleepy: u8,
-}
-
-/// More requests than these are many.
-const MANY: usize = 40;
-/// Batches after which a peer that needn't be woken counts as awake.
-const SLEEPY: u8 = 8;
-
-impl PullBatch {
-    /// The number for this pull, of `pending` requests that could be taken now.
-    #[inline]
-    pub fn next(&mut self, pending: usize) -> usize {
-        self.lately = pending.max(self.lately - self.lately.div_ceil(16));
-        let parts = if self.lately > MANY || self.sleepy > 0 {
-            2
-        } else {
-            4
-        };
-        (self.lately / parts).clamp(8, 32)
-    }
-
-    /// Notes that responses were made visible, and whether the peer was woken for them.
-    #[inline]
-    pub fn pushed(&mut self, woke: bool) {
-        self.sleepy = if woke {
-            SLEEPY
-        } else {
-            self.sleepy.saturating_sub(1)
-        };
-    }
-}
 
 /// The reason why a source yields no more requests.
 #[derive(Debug)]
@@ -87,6 +49,11 @@ pub trait RequestSource: Send {
 
     /// Passes the name of its disk, before the first `pull`.
     fn served_as(&mut self, _disk: &str) {}
+
+    /// The number of requests that it takes at a time, if it chooses one.
+    fn pull_choice(&self) -> Option<Arc<PullChoice>> {
+        None
+    }
 
     /// Most requests in flight at once, at least 1.
     fn depth(&self) -> u32;
@@ -151,30 +118,5 @@ pub trait RequestSource: Send {
     /// [`LostWritesQueue`].
     fn position(&self) -> u16 {
         0
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_pull_takes_a_part_of_the_most_there_was_lately() {
-        let mut batch = PullBatch::default();
-        assert_eq!([0, 5, 32, 40, 64].map(|n| batch.next(n)), [8, 8, 8, 10, 32]);
-        assert_eq!([500, 0].map(|n| batch.next(n)), [32, 32]);
-        let after: Vec<_> = (0..100).map(|_| batch.next(1)).collect();
-        assert!(after.is_sorted_by(|a, b| a >= b) && after[99] == 8);
-    }
-
-    #[test]
-    fn a_peer_that_sleeps_is_woken_for_more_at_a_time() {
-        let mut batch = PullBatch::default();
-        batch.pushed(false);
-        assert_eq!(batch.next(32), 8);
-        batch.pushed(true);
-        assert_eq!(batch.next(32), 16);
-        (0..SLEEPY).for_each(|_| batch.pushed(false));
-        assert_eq!(batch.next(32), 8);
     }
 }

@@ -49,7 +49,7 @@ fn rig(workers: usize) -> Rig {
     let backend = Backend::start(&BackendOptions {
         workers,
         spin_max: Duration::from_micros(20),
-        pin: Vec::new(),
+        ..BackendOptions::default()
     })
     .unwrap();
     Rig {

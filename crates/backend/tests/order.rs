@@ -27,7 +27,7 @@ fn rig(queues: usize, workers: usize) -> Rig {
     let backend = Backend::start(&BackendOptions {
         workers,
         spin_max: Duration::from_micros(20),
-        pin: Vec::new(),
+        ..BackendOptions::default()
     })
     .unwrap();
     let disk = Disk::new("d", device.clone(), Tracing::off());

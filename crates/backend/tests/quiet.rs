@@ -62,7 +62,7 @@ fn rig(spin_max: Duration) -> (Arc<Device>, Backend, Disk) {
     let backend = Backend::start(&BackendOptions {
         workers: 1,
         spin_max,
-        pin: Vec::new(),
+        ..BackendOptions::default()
     })
     .unwrap();
     let disk = Disk::new("d", device.clone(), Tracing::off());

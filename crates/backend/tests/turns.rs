@@ -86,7 +86,7 @@ fn beside_a_sleeper() -> (Backend, Feed) {
     let backend = Backend::start(&BackendOptions {
         workers: 1,
         spin_max: Duration::ZERO,
-        pin: Vec::new(),
+        ..BackendOptions::default()
     })
     .unwrap();
     let (feed, quiet) = source(4);

@@ -37,6 +37,7 @@ pub mod stacked;
 mod threads;
 pub mod time_steps;
 pub mod trace;
+mod trials;
 pub mod units;
 
 pub use capability::{
@@ -56,3 +57,4 @@ pub use queue::Queue;
 pub use request::{Completion, Op, Request, RequestFlags, SECTOR, SECTOR_SHIFT, Status};
 pub use spare_threads::spawn;
 pub use threads::{DiskThreads, Job};
+pub use trials::{TrialRules, Trials, Work};

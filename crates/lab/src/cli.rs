@@ -1,6 +1,7 @@
 //! Flags of `pvblk-lab`.
 
 use clap::{Args, Parser, Subcommand};
+use pvblk_lab::choices::Over;
 use pvblk_lab::crash::{Export, Volume};
 use std::path::PathBuf;
 
@@ -29,6 +30,8 @@ pub enum LabCommand {
     Path(PathArgs),
     /// The NBD server against nbdkit, qemu-nbd and a server that does nothing, same fio job
     Nbd(NbdArgs),
+    /// The settings that a server chooses by the load, beside the same settings fixed
+    Choices(ChoicesArgs),
     /// vhost-user-blk: pvblk against qemu-storage-daemon, same client
     Vhost(VhostArgs),
     /// A server with many idle attached disks: CPU time, and the memory bill against the kernel's figures
@@ -66,6 +69,8 @@ pub enum LabCommand {
     #[command(hide = true)]
     BareServer(BareServerArgs),
     #[command(hide = true)]
+    ChoicesServer(ChoicesServerArgs),
+    #[command(hide = true)]
     TraceSample(TraceSampleArgs),
     /// An NBD server that answers and does nothing else: the limit of a client
     NullNbd(NullNbdArgs),
@@ -77,6 +82,7 @@ impl LabCommand {
         Some(match self {
             LabCommand::Path(a) => &a.output,
             LabCommand::Nbd(a) => &a.output,
+            LabCommand::Choices(a) => &a.checked.output,
             LabCommand::Vhost(a) => &a.checked.output,
             LabCommand::Idle(a) => &a.output,
             LabCommand::Rings(a) | LabCommand::Queues(a) => &a.run.checked.output,
@@ -183,6 +189,39 @@ pub struct BareServerArgs {
     pub socket: PathBuf,
     /// Bytes of the store
     pub span: u64,
+}
+
+#[derive(Args, Debug)]
+pub struct ChoicesArgs {
+    /// The way from client to server
+    #[arg(long, value_enum, default_value_t = Over::Rings)]
+    pub over: Over,
+    /// Volumes to measure: null, mem, 20us, 100us [default: all]
+    #[arg(long, value_delimiter = ',')]
+    pub volumes: Vec<String>,
+    /// Requests in flight to measure, each at most 256
+    #[arg(long, value_delimiter = ',', default_value = "1,4,32,128")]
+    pub depths: Vec<u32>,
+    /// Number of interleaved rounds
+    #[arg(long, default_value_t = 5)]
+    pub runs: usize,
+    /// Seconds of each sample
+    #[arg(long, default_value_t = 0.2)]
+    pub seconds: f64,
+    #[command(flatten)]
+    pub checked: CheckedArgs,
+}
+
+#[derive(Args, Debug)]
+pub struct ChoicesServerArgs {
+    /// Socket for front ends on rings
+    pub socket: PathBuf,
+    /// Time to poll an idle queue before sleeping on it, microseconds
+    #[arg(long)]
+    pub spin_us: Option<u64>,
+    /// Most requests to take at a time
+    #[arg(long)]
+    pub pull: Option<u32>,
 }
 
 #[derive(Args, Debug)]

@@ -1,19 +1,22 @@
 //! Runs the experiments that the flags ask for, and turns results into files and verdicts.
 
 use crate::cli::{
-    CheckedArgs, CrashArgs, FioArgs, HitRatesArgs, IdleArgs, LabCommand, MdArgs, NbdArgs,
-    OutputArgs, PageOrderArgs, PageOrderPart, PathArgs, ProtectionArgs, SqueezeArgs, SqueezePart,
-    StripeQueueArgs, StripeQueuePart, SubmittersArgs, SweepArgs, TraceCostArgs, VhostArgs,
+    CheckedArgs, ChoicesArgs, CrashArgs, FioArgs, HitRatesArgs, IdleArgs, LabCommand, MdArgs,
+    NbdArgs, OutputArgs, PageOrderArgs, PageOrderPart, PathArgs, ProtectionArgs, SqueezeArgs,
+    SqueezePart, StripeQueueArgs, StripeQueuePart, SubmittersArgs, SweepArgs, TraceCostArgs,
+    VhostArgs,
 };
 use crate::compare;
 use anyhow::{Context, Result, bail};
+use pvblk_backend::FixedChoices;
 use pvblk_bench::plot::{Chart, Width};
 use pvblk_lab::{
-    agree, crash, hit_rates, idle, instructions, md, nbd, null_nbd, page_order, path, queues,
-    rings, squeeze, stripe_queue, trace_cost, verdict, vhost,
+    agree, choices, crash, hit_rates, idle, instructions, md, nbd, null_nbd, page_order, path,
+    queues, rings, squeeze, stripe_queue, trace_cost, verdict, vhost,
 };
 use serde::Serialize;
 use std::path::PathBuf;
+use std::time::Duration;
 
 pub fn run(command: &LabCommand) -> Result<()> {
     writable(command.output())?;
@@ -21,6 +24,7 @@ pub fn run(command: &LabCommand) -> Result<()> {
         LabCommand::Compare(args) => compare::run(args),
         LabCommand::Path(args) => run_path(args),
         LabCommand::Nbd(args) => run_nbd(args),
+        LabCommand::Choices(args) => run_choices(args),
         LabCommand::Vhost(args) => run_vhost(args),
         LabCommand::Idle(args) => run_idle(args),
         LabCommand::Rings(args) => run_rings(args),
@@ -44,6 +48,13 @@ pub fn run(command: &LabCommand) -> Result<()> {
             queues: args.queues,
             ring_pages: args.ring_pages,
         }),
+        LabCommand::ChoicesServer(args) => {
+            let fixed = FixedChoices {
+                spin: args.spin_us.map(Duration::from_micros),
+                pull: args.pull,
+            };
+            choices::server(&args.socket, fixed)
+        }
         LabCommand::BareServer(args) => path::bare_server(&args.socket, args.span),
         LabCommand::TraceSample(args) => {
             let events = pvblk_lab::trace_sample::run(&args.prefix, args.requests, args.seed)?;
@@ -172,6 +183,30 @@ fn run_nbd(args: &NbdArgs) -> Result<()> {
     let scratch = Scratch::new()?;
     let result = nbd::run(&options, &scratch.0, &progress)?;
     save(&args.output, &result, &Shown::text(result.table()))
+}
+
+fn run_choices(args: &ChoicesArgs) -> Result<()> {
+    if args.runs < 3 || !(0.01..=60.0).contains(&args.seconds) {
+        bail!("there must be three rounds, and --seconds from 0.01 to 60");
+    }
+    if args.depths.is_empty() || args.depths.iter().any(|d| !(1..=256).contains(d)) {
+        bail!("--depths must be from 1 to 256");
+    }
+    let options = choices::ChoicesOptions {
+        over: args.over,
+        volumes: args.volumes.clone(),
+        depths: args.depths.clone(),
+        runs: args.runs,
+        seconds: args.seconds,
+    };
+    let scratch = Scratch::new()?;
+    let result = choices::run(&options, &scratch.0, &progress)?;
+    let shown = Shown {
+        text: result.table(),
+        charts: Vec::new(),
+        checks: result.checks(),
+    };
+    conclude(&args.checked, &result, &shown)
 }
 
 fn run_vhost(args: &VhostArgs) -> Result<()> {

@@ -4,6 +4,7 @@ pub mod agree;
 pub mod bare;
 pub mod bed;
 pub mod child;
+pub mod choices;
 pub mod crash;
 pub mod driver;
 pub mod hit_rates;

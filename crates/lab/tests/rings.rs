@@ -1,6 +1,6 @@
 //! The whole path in one process: front end, ring, back end, volume; against an oracle.
 
-use pvblk_backend::{Backend, BackendOptions, BlkifSource, Disk};
+use pvblk_backend::{Backend, BackendOptions, BlkifSource, Disk, FixedChoices};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{
     BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Readiness, Region, Request,
@@ -14,14 +14,20 @@ use std::time::Duration;
 
 struct Rig {
     device: Arc<dyn BlockDevice>,
+    disk: Disk,
     _backend: Backend,
 }
 
 fn rig(volume: &str, loopback: Loopback, workers: usize) -> Rig {
+    rig_with(volume, loopback, workers, FixedChoices::default())
+}
+
+fn rig_with(volume: &str, loopback: Loopback, workers: usize, fixed: FixedChoices) -> Rig {
     let inner = pvblk_volume::open(volume).unwrap();
     let (front, back) = loopback.wire(inner.as_ref()).unwrap();
     let backend = Backend::start(&BackendOptions {
         workers,
+        fixed,
         ..BackendOptions::default()
     })
     .unwrap();
@@ -33,7 +39,35 @@ fn rig(volume: &str, loopback: Loopback, workers: usize) -> Rig {
     }
     Rig {
         device: Frontend::new(front).unwrap(),
+        disk,
         _backend: backend,
+    }
+}
+
+#[test]
+fn choices_are_told_and_can_be_fixed() {
+    let fixed = FixedChoices {
+        spin: Some(Duration::from_micros(70)),
+        pull: Some(3),
+    };
+    for (fixed, expected) in [
+        (fixed, (Duration::from_micros(70), Some(3))),
+        (
+            FixedChoices::default(),
+            (Duration::from_micros(25), Some(1)),
+        ),
+    ] {
+        let rig = rig_with("mem:2M", Loopback::default(), 1, fixed);
+        // The worker may still be about to take the lane.
+        let told = || {
+            let lane = &rig.disk.counters().lanes()[0];
+            (lane.window, lane.pull)
+        };
+        let start = std::time::Instant::now();
+        while told() != expected && start.elapsed().as_secs() < 60 {
+            std::thread::yield_now();
+        }
+        assert_eq!(told(), expected);
     }
 }
 

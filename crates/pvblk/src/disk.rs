@@ -301,6 +301,14 @@ fn show(disk: &DiskShown, json: bool) -> Result<()> {
             "\n    queue {}: {} in flight, worker {}, polled for {} us before it sleeps",
             queue.name, queue.in_flight, queue.worker, queue.polled_us
         );
+        if let Some(pull) = queue.pull.filter(|pull| *pull > 0) {
+            let plural = if pull == 1 { "" } else { "s" };
+            text += &format!(", up to {pull} request{plural} at a time");
+        }
+        if let Some(signals) = queue.signals.filter(|signals| *signals > 0) {
+            let requests = queue.requests as f64 / signals as f64;
+            text += &format!(", a signal for {requests:.1} requests");
+        }
     }
     for export in &disk.exports {
         text += &format!("\n  {export}");

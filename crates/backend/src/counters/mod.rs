@@ -7,6 +7,7 @@ mod age;
 mod histogram;
 
 use crate::active::Place;
+use crate::pull_batch::PullChoice;
 use crate::throttle::Connection;
 use age::{Ages, Seen};
 pub use histogram::Histogram;
@@ -58,6 +59,7 @@ pub(crate) struct LaneCounters {
     worker: AtomicU32,
     /// Nanoseconds for which it is polled, when it has no work, before it sleeps.
     window: AtomicU64,
+    choice: OnceLock<Arc<PullChoice>>,
     /// 2 KiB each, from the operation's first request on: an idle disk has none.
     operations: [OnceLock<Box<OperationCounters>>; 5],
     /// Requests that were taken, by operation.
@@ -77,6 +79,7 @@ impl LaneCounters {
             name,
             worker: AtomicU32::new(0),
             window: AtomicU64::new(0),
+            choice: OnceLock::new(),
             operations: [const { OnceLock::new() }; 5],
             started: [const { AtomicU64::new(0) }; 5],
             merges: Arc::default(),
@@ -154,6 +157,20 @@ impl LaneCounters {
         // Read last: more may have ended since than had been started.
         let started = self.started.iter().map(|s| s.load(Ordering::Relaxed));
         (ended, started.sum::<u64>().saturating_sub(ended))
+    }
+
+    fn shown(&self) -> LaneNow {
+        let (requests, in_flight) = self.progress();
+        LaneNow {
+            name: self.name.clone(),
+            connection: self.connection.name().to_owned(),
+            in_flight,
+            worker: self.worker.load(Ordering::Relaxed),
+            window: Duration::from_nanos(self.window.load(Ordering::Relaxed)),
+            pull: self.choice.get().map(|choice| choice.most()),
+            requests,
+            signals: self.choice.get().map(|choice| choice.signals()),
+        }
     }
 
     fn totals(&self) -> Totals {
@@ -261,6 +278,12 @@ pub struct LaneNow {
     pub worker: u32,
     /// The time for which it is polled, when it has no work, before it sleeps.
     pub window: Duration,
+    /// The most requests that its source takes at a time, where the source chooses that; 0 before the first.
+    pub pull: Option<u32>,
+    /// Requests that have ended.
+    pub requests: u64,
+    /// Times at which its peer was woken for responses, where the source counts them.
+    pub signals: Option<u64>,
 }
 
 /// Counters of a disk: of its lanes, and of lanes that have ended.
@@ -368,14 +391,11 @@ impl DiskCounters {
     /// The lanes that there are, in the order in which they came.
     pub fn lanes(&self) -> Vec<LaneNow> {
         let state = self.state.lock();
-        let now = |LiveLane { counters: lane, .. }: &LiveLane| LaneNow {
-            name: lane.name.clone(),
-            connection: lane.connection.name().to_owned(),
-            in_flight: lane.progress().1,
-            worker: lane.worker.load(Ordering::Relaxed),
-            window: Duration::from_nanos(lane.window.load(Ordering::Relaxed)),
-        };
-        state.live.iter().map(now).collect()
+        state
+            .live
+            .iter()
+            .map(|lane| lane.counters.shown())
+            .collect()
     }
 
     /// Sums of each connection that there is, with its name. Two may have the same.
@@ -415,6 +435,11 @@ impl Counting {
     #[inline]
     pub fn now(&self) -> u64 {
         self.rate.now()
+    }
+
+    /// The lane's source chooses how many requests it takes at a time.
+    pub fn chooses(&self, choice: Arc<PullChoice>) {
+        _ = self.lane.choice.set(choice);
     }
 
     /// The lane has come to this worker.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::pull_batch::PullBatch;
 use pvblk_block::Request;
 
 const READ: usize = Op::Read as usize;
@@ -26,12 +27,17 @@ fn open(disk: &Arc<DiskCounters>, connection: &Arc<Connection>) -> Counting {
 }
 
 #[test]
-fn lanes_tell_their_worker_and_the_window_that_was_chosen() {
+fn lanes_tell_their_worker_and_what_was_chosen() {
     let disk = Arc::new(DiskCounters::default());
     let (gone, lane) = (open(&disk, &named("one")), open(&disk, &named("two")));
     drop(gone);
     lane.came_to(3);
     lane.polled_for(Duration::from_micros(25));
+    let mut pulls = PullBatch::default();
+    pulls.choice().fix(8);
+    pulls.pushed(true);
+    pulls.pushed(true);
+    lane.chooses(Arc::clone(pulls.choice()));
     let mut batch = vec![Request::new(Op::Read, 0, 1, 0)];
     lane.taken(&mut batch, ticks::now(), true);
     let now = LaneNow {
@@ -40,6 +46,9 @@ fn lanes_tell_their_worker_and_the_window_that_was_chosen() {
         in_flight: 1,
         worker: 3,
         window: Duration::from_micros(25),
+        pull: Some(8),
+        requests: 0,
+        signals: Some(2),
     };
     assert_eq!(disk.lanes(), [now]);
 }

@@ -122,6 +122,9 @@ impl Lane {
         // flight.
         let connection = connection.unwrap_or_else(|| Connection::new(source.connection()));
         let counters = disk.counters().open(&connection, source.describe());
+        if let Some(choice) = source.pull_choice() {
+            counters.chooses(choice);
+        }
         let depth = source.depth() + 1 + PARTS_IN_FLIGHT;
         let (queue, tracer) = disk.open_queue(depth, counters.merges())?;
         let parts = Parts::new(queue.limits());

@@ -160,7 +160,8 @@ pub struct LaneTable {
     /// at the clock is a system call.
     pub now: Instant,
     pub events: Vec<PollEvent>,
-    spin_max: Duration,
+    /// For a lane that comes.
+    spin: SpinWindow,
     pub yields: YieldPolicy,
     /// Number of the first of `active` that woke up since the last round: their turns come first.
     pub fresh: usize,
@@ -174,7 +175,7 @@ pub struct LaneTable {
 }
 
 impl LaneTable {
-    pub fn new(commands: &CommandQueue, spin_max: Duration) -> std::io::Result<LaneTable> {
+    pub fn new(commands: &CommandQueue, spin: SpinWindow) -> std::io::Result<LaneTable> {
         Ok(LaneTable {
             poller: poller(commands)?,
             entries: Vec::new(),
@@ -185,7 +186,7 @@ impl LaneTable {
             rest_at: None,
             now: Instant::now(),
             events: Vec::new(),
-            spin_max,
+            spin,
             yields: YieldPolicy::default(),
             fresh: 0,
             shares: Shares::default(),
@@ -243,7 +244,7 @@ impl LaneTable {
         end: End,
     ) -> &mut LaneEntry {
         self.active.push(index);
-        let spin = SpinWindow::new(self.spin_max);
+        let spin = self.spin.clone();
         lane.counting().came_to(home.number());
         lane.counting().polled_for(spin.get());
         self.entries[index].insert(LaneEntry {

@@ -29,6 +29,7 @@ pub use end::End;
 use end::finish;
 use lane_table::{COMMAND_EVENT, LaneTable, REST, ROUNDS_OF_COMPANY};
 use load::Load;
+pub use pace::SpinWindow;
 use parking_lot::{Condvar, Mutex};
 use pvblk_block::Readiness;
 use pvblk_sys::{Holder, Lease};
@@ -68,12 +69,12 @@ impl Worker {
     /// A worker, and its lane table for the first thread.
     pub fn new(
         name: String,
-        spin_max: Duration,
+        spin: SpinWindow,
         pin: Option<usize>,
         signal: Arc<WatchdogSignal>,
     ) -> std::io::Result<(Arc<Worker>, Holder<LaneTable>)> {
         let commands = Arc::new(CommandQueue::new()?);
-        let (lease, holder) = Lease::new(LaneTable::new(&commands, spin_max)?);
+        let (lease, holder) = Lease::new(LaneTable::new(&commands, spin)?);
         let worker = Worker {
             name,
             pin,

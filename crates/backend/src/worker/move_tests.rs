@@ -105,7 +105,7 @@ fn rig(workers: usize) -> Rig {
     let options = BackendOptions {
         workers,
         spin_max: Duration::from_micros(20),
-        pin: Vec::new(),
+        ..BackendOptions::default()
     };
     Rig {
         disk: Disk::new("d", Arc::new(Instantly::default()), Tracing::off()),

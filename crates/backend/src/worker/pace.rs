@@ -18,9 +18,11 @@ pub struct Idle {
 /// The time for which a lane that found no work is polled before it sleeps: the longest one, a quarter of it, or none. Each idle time that isn't
 /// longer than a window counts 25 µs for it, each longer one counts the window against it. The window that has gained most in the last idle times
 /// is taken, and none if both have lost.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct SpinWindow {
     longest: Duration,
+    /// The longest one is taken always.
+    fixed: bool,
     /// Nanoseconds that each window gains in an idle time, averaged over some eight.
     gains: [i64; PARTS.len()],
 }
@@ -30,12 +32,24 @@ impl SpinWindow {
     pub fn new(longest: Duration) -> SpinWindow {
         SpinWindow {
             longest,
+            fixed: false,
             gains: [1, 0],
+        }
+    }
+
+    /// A window that doesn't change.
+    pub fn fixed(window: Duration) -> SpinWindow {
+        SpinWindow {
+            fixed: true,
+            ..SpinWindow::new(window)
         }
     }
 
     /// The window to poll for now.
     pub fn get(&self) -> Duration {
+        if self.fixed {
+            return self.longest;
+        }
         let mut best = (0, Duration::ZERO);
         for (gain, part) in self.gains.into_iter().zip(PARTS) {
             if gain > best.0 {
@@ -180,6 +194,14 @@ mod tests {
             let (sleeps, none) = after(SpinWindow::new(LONGEST), &[1_000_000]);
             assert_eq!(none, 0);
             assert_eq!(after(sleeps, times).1, window, "{times:?} after a rest");
+        }
+    }
+
+    #[test]
+    fn a_fixed_window_learns_nothing() {
+        let window = Duration::from_micros(70);
+        for times in [&[3][..], &[1_000_000]] {
+            assert_eq!(after(SpinWindow::fixed(window), times).1, 70);
         }
     }
 

@@ -6,7 +6,7 @@ use super::backlog::Backlog;
 use super::connection::Trouble;
 use super::durability::{Coverage, Durability};
 use super::frames::Frames;
-use super::limit::{Limit, Totals};
+use super::limit::Limit;
 use super::owners::Owners;
 use super::plug::{MergeLimits, MergePolicy, Merged};
 use super::segments::{GrantedMemory, copy_bounce};
@@ -15,7 +15,7 @@ use hold::Held;
 use parking_lot::Mutex;
 use pvblk_block::planted::{self, Plant};
 use pvblk_block::trace::{Phase, Tracer};
-use pvblk_block::{Buffer, Clock, Completion, Op, Request, RequestFlags, Status};
+use pvblk_block::{Buffer, Clock, Completion, Op, Request, RequestFlags, Status, Work};
 use pvblk_protocol::blkif::wire::{
     self, DiscardRequest, IndirectRequest, RequestHeader, Response, Segment,
 };
@@ -79,7 +79,8 @@ pub struct HardwareQueue<M> {
     shadow: Vec<Shadow>,
     free_tags: Vec<u32>,
     backlog: Backlog,
-    totals: Totals,
+    /// Answers, and sectors of their requests.
+    work: Work,
     /// Requests of submitters that are on the ring, merged or not.
     carried: usize,
     /// Of the policies that hold requests.
@@ -118,7 +119,7 @@ impl<M: MergePolicy> HardwareQueue<M> {
             shadow: (0..entries).map(|_| Shadow::default()).collect(),
             free_tags: (0..entries).rev().collect(),
             backlog: Backlog::default(),
-            totals: Totals::default(),
+            work: Work::default(),
             carried: 0,
             limit,
             owners: Owners::default(),
@@ -357,14 +358,14 @@ impl<M: MergePolicy> HardwareQueue<M> {
             return Ok(());
         }
         self.account();
-        let before = self.totals.answers;
+        let before = self.work.pieces;
         for _ in 0..most {
             let Some(response) = self.ring.take().map_err(|e| e.to_string())? else {
                 break;
             };
             self.answered(&response, me, done)?;
         }
-        if self.backlog.holds() && self.totals.answers != before {
+        if self.backlog.holds() && self.work.pieces != before {
             self.note_answers();
         }
         Ok(())
@@ -457,8 +458,8 @@ impl<M: MergePolicy> HardwareQueue<M> {
         }
         self.free_tags.push(tag as u32);
         self.carried -= 1 + merged.rest.len();
-        self.totals.answers += 1;
-        self.totals.sectors += merged.sectors;
+        self.work.pieces += 1;
+        self.work.amount += merged.sectors;
         if status != Status::Ok && !merged.rest.is_empty() {
             self.split(merged);
         } else {
@@ -511,7 +512,7 @@ impl<M: MergePolicy> HardwareQueue<M> {
     pub fn can_dispatch(&self) -> bool {
         let may_issue = !self.free_tags.is_empty()
             && (!self.starved || self.free_tags.len() == self.shadow.len());
-        let released = self.backlog.releases(self.room(), self.totals.answers);
+        let released = self.backlog.releases(self.room(), self.work.pieces);
         let waits = self.backlog.ready() > 0 || released;
         let fails = self.broken.is_some() && self.backlog.len() > 0;
         !self.stuck && (fails || waits && may_issue)

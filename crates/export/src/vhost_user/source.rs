@@ -6,8 +6,8 @@ use super::request::{self, Bad, Chain, Parsed};
 use super::virtqueue::{Broken, Descriptor, Virtqueue};
 use parking_lot::Mutex;
 use pvblk_backend::{
-    LostWritesQueue, PullBatch, Pulled, RateLimit, RequestSource, SourceEnd, SpareRequests,
-    ratelimited,
+    LostWritesQueue, PullBatch, PullChoice, Pulled, RateLimit, RequestSource, SourceEnd,
+    SpareRequests, ratelimited,
 };
 use pvblk_block::{Buffer, Completion, Error, Op, Readiness, Request, Status};
 use pvblk_protocol::virtio::{ID, Offered};
@@ -293,6 +293,10 @@ impl RequestSource for VhostSource {
 
     fn served_as(&mut self, disk: &str) {
         self.complaints = RateLimit::of(disk, "bad request");
+    }
+
+    fn pull_choice(&self) -> Option<Arc<PullChoice>> {
+        Some(Arc::clone(self.batch.choice()))
     }
 
     fn depth(&self) -> u32 {

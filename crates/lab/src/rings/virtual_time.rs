@@ -3,7 +3,7 @@
 
 use crate::loopback::Loopback;
 use anyhow::{Context, Result, bail, ensure};
-use pvblk_backend::{BlkifSource, Disk, Lane};
+use pvblk_backend::{BlkifSource, Disk, Lane, RequestSource};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{
     BlockDevice, Clock, Completion, ManualClock, Op, Queue, QueueContext, Readiness, Request,
@@ -96,7 +96,12 @@ impl VirtualRun {
         let (front, mut back) = wiring.wire(&*device)?;
         let disk = Disk::new("lab", device, Tracing::off());
         let source = back.pop().context("one ring")?;
-        let lane = Lane::open(&disk, Box::new(BlkifSource::new(source)))?;
+        let source = BlkifSource::new(source);
+        if let Some(choice) = source.pull_choice() {
+            // It would go by the time that passes here.
+            choice.fix(32);
+        }
+        let lane = Lane::open(&disk, Box::new(source))?;
         let front: Arc<dyn BlockDevice> = Frontend::<M>::with_policy(front, timed)?;
         let mut rng = fastrand::Rng::with_seed(load.seed);
         let mut contexts = Vec::new();

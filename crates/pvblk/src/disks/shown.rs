@@ -80,6 +80,12 @@ pub struct QueueShown {
     pub worker: u32,
     /// For how long it is polled, in microseconds, before its worker sleeps.
     pub polled_us: u64,
+    /// The most requests that are taken at a time; none: as many as a buffer of the socket holds.
+    pub pull: Option<u32>,
+    /// Requests that have ended since the queue came.
+    pub requests: u64,
+    /// Times at which the peer was woken since then; none: it reads from a socket.
+    pub signals: Option<u64>,
 }
 
 impl From<LaneNow> for QueueShown {
@@ -89,6 +95,9 @@ impl From<LaneNow> for QueueShown {
             in_flight: lane.in_flight,
             worker: lane.worker,
             polled_us: lane.window.as_micros() as u64,
+            pull: lane.pull,
+            requests: lane.requests,
+            signals: lane.signals,
         }
     }
 }

@@ -85,9 +85,9 @@ impl<M: MergePolicy> HardwareQueue<M> {
             && !self.backlog.holds()
         {
             held.quiet_since = self.setup.clock.now();
-            held.limit.holds_again(held.quiet_since, self.totals);
+            held.limit.holds_again(held.quiet_since, self.work);
         }
-        let until = self.totals.answers + before as u64;
+        let until = self.work.pieces + before as u64;
         self.backlog.hold(next, until);
     }
 
@@ -101,7 +101,7 @@ impl<M: MergePolicy> HardwareQueue<M> {
         if let Some(held) = &mut self.limit
             && held.limit.is_raised()
         {
-            held.limit.goes_unused(taken, self.totals);
+            held.limit.goes_unused(taken, self.work);
         }
         false
     }
@@ -136,7 +136,7 @@ impl<M: MergePolicy> HardwareQueue<M> {
     /// Lets those that are held go on that may.
     #[cold]
     pub(super) fn release(&mut self) {
-        self.backlog.release(self.room(), self.totals.answers);
+        self.backlog.release(self.room(), self.work.pieces);
         let late = |held: &Held| self.setup.clock.now() >= held.quiet_since + PATIENCE;
         let waits = self.backlog.holds();
         if waits && (self.taken() == 0 || self.limit.as_ref().is_some_and(late)) {
@@ -149,7 +149,7 @@ impl<M: MergePolicy> HardwareQueue<M> {
     pub(super) fn note_answers(&mut self) {
         if let Some(held) = &mut self.limit {
             held.quiet_since = self.setup.clock.now();
-            held.limit.answered(held.quiet_since, self.totals);
+            held.limit.answered(held.quiet_since, self.work);
         }
     }
 

@@ -5,7 +5,7 @@ use super::memory::{FrontMemory, SimGranter, SimMapper};
 use super::profile::Offers;
 use crate::disk::CrashDisk;
 use crate::fuse::{Fuse, Side};
-use pvblk_backend::{BlkifQueueParts, BlkifSource, Disk, Lane, SourceEnd};
+use pvblk_backend::{BlkifQueueParts, BlkifSource, Disk, Lane, RequestSource, SourceEnd};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{BlockDevice, Error, ErrorKind, LossMarks, Readiness};
 use pvblk_client::rings::{FrontEvent, FrontResources, FrontWishes, FrontendNegotiation};
@@ -26,6 +26,9 @@ enum Rest {
         reads: bool,
     },
 }
+
+/// Requests that the lanes of a server take at a time, in turn.
+const PULLS: [u32; 4] = [8, 1, 32, 3];
 
 /// One lane and its wake-ups.
 struct ServedLane {
@@ -248,7 +251,12 @@ impl Binding<'_> {
             mapper: Box::new(mapper),
             max_indirect_segments: self.offers.keys.indirect_limit(),
         };
-        let lane = Lane::open(&self.server.disk, Box::new(BlkifSource::new(parts)))?;
+        let source = BlkifSource::new(parts);
+        if let Some(choice) = source.pull_choice() {
+            // Its own choice would go by the time that passes here.
+            choice.fix(PULLS[self.server.lanes.len() % PULLS.len()]);
+        }
+        let lane = Lane::open(&self.server.disk, Box::new(source))?;
         Ok(ServedLane {
             lane: Some(lane),
             events: Arc::clone(events),
