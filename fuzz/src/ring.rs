@@ -71,6 +71,11 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
         max_indirect_segments: max_indirect,
     });
     assert_eq!(source.depth(), size);
+    let batch = PullBatch::default();
+    // Both would go by the time that passes here.
+    for choice in [Some(Arc::clone(batch.choice())), source.pull_choice()] {
+        choice.expect("it chooses").fix(8);
+    }
     let mut play = Play {
         guest,
         source,
@@ -82,7 +87,7 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
             size,
             ..Indices::default()
         },
-        batch: PullBatch::default(),
+        batch,
         expected: BTreeMap::new(),
         at_device: Vec::new(),
         broken: false,

@@ -27,7 +27,7 @@ struct Model {
     next_used: u16,
     quiet: bool,
     unpublished: bool,
-    /// Most chains that one pull takes: of 16 entries at most the same, whether the driver sleeps or not.
+    /// Most chains that one pull takes.
     batch: PullBatch,
     /// Head, place of its status, writable bytes.
     in_flight: Vec<(u16, usize, u32)>,
@@ -305,6 +305,10 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
         },
         id: ID,
     });
+    // Both would go by the time that passes here.
+    for choice in [Some(Arc::clone(model.batch.choice())), source.pull_choice()] {
+        choice.expect("it chooses").fix(8);
+    }
     let mut at_disk: Vec<Box<Request>> = Vec::new();
     let mut broken = false;
     while !u.is_empty() && !broken {

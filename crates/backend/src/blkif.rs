@@ -243,6 +243,7 @@ impl RequestSource for BlkifSource {
         let pending = self.ring.pending().map_err(|broken| self.stop(broken))?;
         let waiting = pending as usize + usize::from(self.stalled.is_some());
         let mut end = None;
+        let mut taken = 0;
         for _ in 0..room.min(self.batch.next(waiting)) {
             if let Some(stalled) = self.stalled.take() {
                 entry = *stalled;
@@ -256,6 +257,7 @@ impl RequestSource for BlkifSource {
                     }
                 }
             }
+            taken += 1;
             let mut request = self.spare.take();
             let parsed = self
                 .parser
@@ -296,6 +298,7 @@ impl RequestSource for BlkifSource {
                 break;
             }
         }
+        self.batch.took(taken);
         // Requests that were taken are carried out, whatever entries follow them.
         if !self.copies.is_empty() {
             self.fetch(out);
@@ -345,6 +348,7 @@ impl RequestSource for BlkifSource {
     }
 
     fn arm(&mut self) -> Readiness {
+        self.batch.sleeps();
         if self.stalled.is_some() {
             // The end of one of our requests wakes this source; a change of the system's free
             // memory doesn't.

@@ -1,13 +1,13 @@
-//! The number of requests that a source takes at a time, which is also the most that it answers with one signal.
+//! The number of requests that a source takes at a time. Where the device is done at once, it is also the most that one signal answers.
 
 use pvblk_block::{TrialRules, Trials, Work};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// Number of requests that a source takes in one pull. With all that there are both sides take turns instead of working side by side; with few, each
-/// costs more. The best number depends on the peer and whether it sleeps, on the device and on the time that a wake-up takes, so it is found by trial
-/// ([`Trials`]) of the rate of requests, from a half of those that there are.
+/// Number of requests that a source takes in one pull, 1 to 32. With all that there are both sides take turns instead of working side by side; with few,
+/// each costs more. The best number depends on the peer and whether it sleeps, on the device and on the time that a wake-up takes, so it is found by trial
+/// ([`Trials`]) of the rate of requests, from a half of those that there are, and at least 8.
 #[derive(Debug)]
 pub struct PullBatch {
     /// The most that there were at a time in this epoch and in the one before.
@@ -19,6 +19,8 @@ pub struct PullBatch {
     /// Requests that were taken, and how many there will be at the next look at the clock.
     taken: u64,
     look_at: u64,
+    /// Time at which the worker began to sleep.
+    asleep: Option<Instant>,
     choice: Arc<PullChoice>,
 }
 
@@ -33,20 +35,25 @@ pub struct PullChoice {
     signals: AtomicU64,
 }
 
+/// At most 32, so that a step doesn't keep neighbours waiting.
 const RULES: TrialRules = TrialRules {
-    factors: &[(2, 1), (1, 2)],
+    factors: &[(1, 2), (2, 1)],
     least: 1,
-    most: 128,
+    most: 32,
     gain: 1.0 / 32.0,
     calm: 32,
     most_calm: 128,
 };
+/// The number before anything is known: requests that come together are merged by the device if they are taken together.
+const FIRST: usize = 8;
 /// Fewest requests between two looks at the clock.
 const LOOK_EVERY: u64 = 256;
 /// Looks at the clock of an epoch.
 const EPOCH: u32 = 32;
-/// So many times as many as there were lately are another load.
+/// So many times the number that is taken are another load, if there weren't as many lately.
 const DEEPER: usize = 4;
+/// Time without requests in which the load is taken to pause. A client that waits for us doesn't rest that long.
+const LONG_GAP: Duration = Duration::from_millis(2);
 
 impl Default for PullBatch {
     fn default() -> PullBatch {
@@ -54,16 +61,17 @@ impl Default for PullBatch {
             most: 0,
             most_before: 0,
             looks: EPOCH,
-            number: Trials::new(RULES, 1),
+            number: Trials::new(RULES, FIRST as u32),
             taken: 0,
             look_at: LOOK_EVERY,
+            asleep: None,
             choice: Arc::default(),
         }
     }
 }
 
 impl PullBatch {
-    /// The number for this pull, of `pending` requests that could be taken now.
+    /// The number for this pull, of `pending` requests that could be taken now. [`PullBatch::took`] has to follow.
     #[inline]
     pub fn next(&mut self, pending: usize) -> usize {
         if let Some(fixed) = self.choice.fixed() {
@@ -72,13 +80,37 @@ impl PullBatch {
         if pending > self.most {
             self.rises(pending);
         }
-        if self.taken >= self.look_at {
-            self.look(Instant::now());
+        if pending > 0 && self.asleep.is_some() {
+            self.awake(Instant::now());
         }
         let most = self.number.get();
-        self.taken += pending.min(most as usize) as u64;
         self.choice.set(most);
         most as usize
+    }
+
+    /// Notes the number of requests that were taken, good or bad.
+    #[inline]
+    pub fn took(&mut self, requests: usize) {
+        self.taken += requests as u64;
+        if self.taken >= self.look_at && self.choice.fixed().is_none() {
+            self.look(Instant::now());
+        }
+    }
+
+    /// The worker is about to sleep.
+    pub fn sleeps(&mut self) {
+        if self.choice.fixed().is_none() {
+            self.asleep.get_or_insert_with(Instant::now);
+        }
+    }
+
+    #[cold]
+    fn awake(&mut self, now: Instant) {
+        let slept = self.asleep.take();
+        let gap = slept.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        if gap > LONG_GAP {
+            self.number.paused(gap);
+        }
     }
 
     /// The most that there were at a time, lately.
@@ -88,8 +120,9 @@ impl PullBatch {
 
     #[cold]
     fn rises(&mut self, pending: usize) {
-        if pending > DEEPER * self.lately() {
-            self.begin_with(pending / 2);
+        let number = self.number.chosen() as usize;
+        if pending > self.lately() && pending > DEEPER * number {
+            self.begin_with((pending / 2).max(FIRST));
         }
         self.most = pending;
     }
@@ -112,19 +145,16 @@ impl PullBatch {
             self.looks = EPOCH;
             self.most_before = std::mem::take(&mut self.most);
         }
-        let lately = self.lately();
-        // Where the number is greater than what there is, a half of it changes nothing.
-        if self.number.chosen() as usize > lately.max(1) {
-            self.begin_with(lately);
+        // Of a number that is twice what there is, a half would change nothing.
+        let enough = self.lately().max(1).next_power_of_two();
+        if self.number.chosen() as usize > enough {
+            self.begin_with(enough);
         }
-        // A single request can't be divided.
-        if lately > 1 {
-            let work = Work {
-                pieces: self.taken,
-                amount: self.taken,
-            };
-            self.number.look(now, work, lately as u64);
-        }
+        let work = Work {
+            pieces: self.taken,
+            amount: self.taken,
+        };
+        self.number.look(now, work, self.lately() as u64);
     }
 
     /// Notes that responses were made visible, and whether the peer was woken for them.
@@ -181,7 +211,6 @@ impl PullChoice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     /// A batch with a peer that has `pending` requests each time, and gets a rate for each number that is taken.
     struct Peer {
@@ -203,8 +232,9 @@ mod tests {
         fn runs(&mut self, seconds: f64, rate: impl Fn(f64) -> f64) {
             let end = self.now + Duration::from_secs_f64(seconds);
             while self.now < end {
-                self.batch.look_at = u64::MAX;
                 let taken = self.batch.next(self.pending).min(self.pending);
+                self.batch.look_at = u64::MAX;
+                self.batch.took(taken);
                 self.now += Duration::from_secs_f64(taken as f64 / rate(taken as f64));
                 self.batch.look(self.now);
             }
@@ -231,10 +261,10 @@ mod tests {
 
     #[test]
     fn it_follows_what_there_is() {
-        let mut peer = Peer::new(128);
-        for pending in [128, 2, 64, 1] {
+        let mut peer = Peer::new(64);
+        for pending in [64, 2, 40, 1, 20] {
             peer.pending = pending;
-            let half = (pending as u32).div_ceil(2);
+            let half = 1 << (pending as u32).div_ceil(2).ilog2();
             peer.runs(3.0, peak(f64::from(half)));
             assert_eq!(peer.number(), half);
         }
@@ -247,17 +277,48 @@ mod tests {
         let mut others = 0;
         for _ in 0..2000 {
             peer.runs(0.001, |_| 1e6);
-            others += usize::from(peer.batch.choice().most() != 16);
+            others += usize::from(peer.batch.choice().most() != 8);
         }
         assert!(others < 100, "{others} of 2000");
-        assert_eq!(peer.number(), 16);
+        assert_eq!(peer.number(), 8);
     }
 
     #[test]
-    fn a_half_is_taken_before_anything_is_known() {
+    fn all_of_few_and_a_half_of_many_are_taken_before_anything_is_known() {
         let mut batch = PullBatch::default();
-        assert_eq!([0, 2, 4, 8].map(|n| batch.next(n)), [1, 1, 1, 1]);
-        assert_eq!([33, 40, 500, 0].map(|n| batch.next(n)), [16, 16, 128, 128]);
+        assert_eq!([0, 2, 8, 32].map(|n| batch.next(n)), [8; 4]);
+        assert_eq!([33, 40, 500, 0].map(|n| batch.next(n)), [16, 16, 32, 32]);
+    }
+
+    /// With 20 requests, 32 take all, and 16 nearly all.
+    #[test]
+    fn trials_become_rare_where_all_are_best() {
+        let mut peer = Peer::new(20);
+        peer.runs(2.0, |taken| 1e6 * taken);
+        assert_eq!(peer.number(), 32);
+        let mut others = 0;
+        for _ in 0..2000 {
+            peer.runs(0.001, |taken| 1e6 * taken);
+            others += usize::from(peer.batch.choice().most() < 20);
+        }
+        assert!(others < 100, "{others} of 2000");
+    }
+
+    #[test]
+    fn a_window_with_a_pause_says_nothing() {
+        let mut peer = Peer::new(32);
+        peer.runs(2.0, |_| 1e6);
+        let number = peer.number();
+        for n in 0..400 {
+            peer.runs(0.003, |_| 1e6);
+            // Pauses come while another number is tried, or they don't.
+            if peer.batch.choice().most() == number || n % 2 == 0 {
+                peer.batch.asleep = Some(peer.now);
+                peer.now += Duration::from_millis(50);
+                peer.batch.awake(peer.now);
+            }
+        }
+        assert_eq!(peer.number(), number);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use crate::loopback::Loopback;
 use anyhow::{Context, Result, ensure};
-use pvblk_backend::{BlkifSource, Disk, Lane};
+use pvblk_backend::{BlkifSource, Disk, Lane, RequestSource};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{
     BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Request, RequestFlags, Status,
@@ -72,7 +72,11 @@ impl BothEnds {
         let (front, mut back) = loopback.wire(device.as_ref())?;
         let disk = Disk::new("d", device, tracing.clone());
         let parts = back.pop().context("no queue")?;
-        let lane = Lane::open(&disk, Box::new(BlkifSource::new(parts)))?;
+        let source = BlkifSource::new(parts);
+        if let Some(choice) = source.pull_choice() {
+            choice.fix(8);
+        }
+        let lane = Lane::open(&disk, Box::new(source))?;
         let front: Arc<dyn BlockDevice> = Frontend::new(front)?;
         let source = front.buffer_source().context("no memory")?;
         let context = QueueContext {

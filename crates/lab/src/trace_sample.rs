@@ -2,7 +2,7 @@
 
 use crate::loopback::Loopback;
 use anyhow::{Context, Result, ensure};
-use pvblk_backend::{BlkifSource, Disk, Lane};
+use pvblk_backend::{BlkifSource, Disk, Lane, RequestSource};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{BlockDevice, Completion, Op, Queue, QueueContext, Request, RequestFlags};
 use pvblk_client::rings::Frontend;
@@ -25,7 +25,11 @@ pub fn run(prefix: &Path, requests: usize, seed: u64) -> Result<usize> {
     let (front, mut back) = Loopback::default().wire(device.as_ref())?;
     let disk = Disk::new("sample", device, tracing.clone());
     let parts = back.pop().context("no queue")?;
-    let mut lane = Lane::open(&disk, Box::new(BlkifSource::new(parts)))?;
+    let source = BlkifSource::new(parts);
+    if let Some(choice) = source.pull_choice() {
+        choice.fix(8);
+    }
+    let mut lane = Lane::open(&disk, Box::new(source))?;
     let front: Arc<dyn BlockDevice> = Frontend::new(front)?;
     let source = front.buffer_source().context("no memory")?;
     let context = QueueContext {

@@ -319,17 +319,20 @@ impl RequestSource for VhostSource {
             true => self.parts.queue.available().map_err(|why| self.stop(why))?,
             false => 0,
         };
+        let pending = usize::from(left) + self.again.len();
+        let mut taken = 0;
         if left > 0 {
             self.poll = POLL.0;
         }
         // Counts bad requests too: a guest that sends only those must not keep the worker here.
-        for _ in 0..room.min(self.batch.next(left.into())) {
+        for _ in 0..room.min(self.batch.next(pending)) {
             match self.take(&mut left, out) {
-                Ok(true) => {}
+                Ok(true) => taken += 1,
                 Ok(false) => break,
                 Err(broken) => return Err(self.stop(broken)),
             }
         }
+        self.batch.took(taken);
         if self.resubmits && self.again.is_empty() {
             self.resubmits = false;
             if self.parts.shared.resubmitted() {
@@ -377,9 +380,11 @@ impl RequestSource for VhostSource {
             if let Some(inflight) = &mut self.parts.inflight {
                 inflight.published(self.parts.queue.next_used());
             }
-            let wakes = self.parts.queue.needs_call();
-            if wakes && let Some(call) = &*self.parts.shared.call.lock() {
-                call.notify();
+            let mut wakes = self.parts.queue.needs_call();
+            if wakes {
+                let call = self.parts.shared.call.lock();
+                call.as_ref().inspect(|call| call.notify());
+                wakes = call.is_some();
             }
             self.batch.pushed(wakes);
         }
@@ -387,6 +392,7 @@ impl RequestSource for VhostSource {
     }
 
     fn arm(&mut self) -> Readiness {
+        self.batch.sleeps();
         if !self.again.is_empty() || self.parts.queue.arm() {
             return Readiness::Ready;
         }
