@@ -104,7 +104,7 @@ impl Trials {
         self.chosen
     }
 
-    /// Begins anew with a number that is known to be better.
+    /// Begins anew with another number, for reasons that trials don't know.
     pub fn begin_with(&mut self, number: u32) {
         self.chosen = number;
         self.begin(Stage::Before, number);

@@ -54,7 +54,7 @@ fn choices_are_told_and_can_be_fixed() {
         (fixed, (Duration::from_micros(70), Some(3))),
         (
             FixedChoices::default(),
-            (Duration::from_micros(25), Some(1)),
+            (Duration::from_micros(25), Some(8)),
         ),
     ] {
         let rig = rig_with("mem:2M", Loopback::default(), 1, fixed);
