@@ -2,10 +2,11 @@
 """Files that are in memory or in the page cache, over vhost-user: two builds of pvblk beside each other, memory, fio and qemu-storage-daemon, in turns.
 
 usage: file_speed.py AFTER --before BEFORE [--files /dev/shm/a,/var/tmp/b] [--no-mem] [--no-qsd] [--turns N] [--seconds N] [--depths 1,32] [--rw randread]
-                     [--json FILE]
+                     [--direct] [--json FILE]
 
 The client (pvblk bench of AFTER, on CPU 0) sleeps or polls; each server has CPU 1, and all servers run all the time. `again` is a second server of
-BEFORE. fio reads the file itself, on CPU 1 with one thread: `pread` one at a time whatever the depth. Files are 256 MiB and are written before.
+BEFORE. fio reads the file itself, on CPU 1 with one thread: `pread` one at a time whatever the depth. Files are 256 MiB and are written before. With --direct all bypass the page cache, fio by io_uring and with
+the same depth as the others.
 """
 
 import argparse
@@ -26,17 +27,18 @@ class Bed:
 
     def __init__(self, options, folder, files):
         self.options, self.folder, self.servers, self.targets = options, folder, {}, {}
+        direct, cache = (",direct", ",cache.direct=on,aio=io_uring") if options.direct else ("", "")
         builds = {"after": options.pvblk, "before": options.before, "again": options.before}
         for build, program in builds.items():
             for name, path in [("mem", None), *files.items()]:
-                volume = f"file:{path},nolock" if path else f"mem:{MIB}M"
+                volume = f"file:{path},nolock{direct}" if path else f"mem:{MIB}M"
                 at = f"{folder}/{build}-{name}"
                 command = [*SERVER, program, "serve", "--control", "none", "--disk", f"d={volume}", "--vhost-user", f"d=unix:{at}"]
                 self.add(build, name, at, Server(command, at))
         if not options.no_qsd and shutil.which("qemu-storage-daemon"):
             for name, path in files.items():
                 at = f"{folder}/qsd-{name}"
-                command = [*SERVER, "qemu-storage-daemon", "--object", "iothread,id=t", "--blockdev", f"driver=file,node-name=d,filename={path},locking=off",
+                command = [*SERVER, "qemu-storage-daemon", "--object", "iothread,id=t", "--blockdev", f"driver=file,node-name=d,filename={path},locking=off{cache}",
                            "--export", f"type=vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path={at},writable=on,num-queues=1,iothread=t"]
                 self.add("qsd", name, at, Server(command, at, lambda at=at: os.path.exists(at)))
 
@@ -59,9 +61,10 @@ class Bed:
         return {build: self.way(f"{build} {name}", spin) for build in ("before", "after", "again", "qsd") if f"{build} {name}" in self.servers}
 
 
-def by_fio(path):
+def by_fio(path, direct):
     def run(load):
-        command = [*SERVER, "fio", "--name=speed", "--output-format=json", "--norandommap", "--randrepeat=0", "--time_based", "--ioengine=psync", "--invalidate=0",
+        way = ["--ioengine=io_uring", "--direct=1", f"--iodepth={load.depth}"] if direct else ["--ioengine=psync", "--invalidate=0"]
+        command = [*SERVER, "fio", "--name=speed", "--output-format=json", "--norandommap", "--randrepeat=0", "--time_based", *way,
                    f"--filename={path}", "--thread", f"--rw={load.rw}", f"--bs={load.size}", f"--runtime={load.seconds}", f"--size={MIB}m"]
         return pairs.measured(load, command)
     return run
@@ -75,6 +78,7 @@ def main():
     parser.add_argument("--files", default="/dev/shm/pvblk-file,/var/tmp/pvblk-file")
     parser.add_argument("--no-qsd", action="store_true")
     parser.add_argument("--no-mem", action="store_true")
+    parser.add_argument("--direct", action="store_true")
     options = parser.parse_args()
     options.pvblk, options.before = os.path.abspath(options.pvblk), os.path.abspath(options.before)
     files = {}
@@ -96,10 +100,10 @@ def main():
                 for client, spin in (("sleeps", 0), ("polls", 1000000)):
                     ways = bed.of(name, spin)
                     if name in files:
-                        ways["fio pread"] = by_fio(files[name])
+                        ways["fio"] = by_fio(files[name], options.direct)
                     found = pairs.turns(options, load, ways)
                     report.tell(f"{name}, {load}, client {client}", found, "before", ["after", "again"])
-                    for other in {"fio pread", "qsd"} & set(found):
+                    for other in {"fio", "qsd"} & set(found):
                         report.tell(f"{name}, {load}, client {client}", found, other, ["after", "before"])
                     report.keep(load, found, volume=name, client=client)
     finally:
