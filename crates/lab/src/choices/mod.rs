@@ -265,6 +265,11 @@ impl Drop for Bench {
 
 /// Runs the experiment, with its sockets in `dir`.
 pub fn run(options: &ChoicesOptions, dir: &Path, progress: &dyn Fn(&str)) -> Result<ChoicesResult> {
+    let known = |name: &String| VOLUMES.iter().any(|(volume, _)| volume == name);
+    if let Some(unknown) = options.volumes.iter().find(|name| !known(name)) {
+        let names = VOLUMES.map(|(name, _)| name).join(", ");
+        bail!("there is no volume {unknown}: there are {names}");
+    }
     let cpus = pvblk_sys::cpu::allowed();
     let [client, server, ..] = cpus[..] else {
         bail!("client and server need a CPU each, and there is one");
@@ -276,11 +281,6 @@ pub fn run(options: &ChoicesOptions, dir: &Path, progress: &dyn Fn(&str)) -> Res
     let benches = SETTINGS.map(|setting| Bench::start(dir, options.over, setting, server));
     let benches: Vec<Bench> = benches.into_iter().collect::<Result<_>>()?;
     let mut samples = Vec::new();
-    let known = |name: &String| VOLUMES.iter().any(|(volume, _)| volume == name);
-    if let Some(unknown) = options.volumes.iter().find(|name| !known(name)) {
-        let names = VOLUMES.map(|(name, _)| name).join(", ");
-        bail!("there is no volume {unknown}: there are {names}");
-    }
     let wanted =
         |name: &str| options.volumes.is_empty() || options.volumes.iter().any(|v| v == name);
     let volumes = VOLUMES.into_iter().enumerate();
