@@ -2,11 +2,11 @@
 """Files that are in memory or in the page cache, over vhost-user: two builds of pvblk beside each other, memory, fio and qemu-storage-daemon, in turns.
 
 usage: file_speed.py AFTER --before BEFORE [--files /dev/shm/a,/var/tmp/b] [--no-mem] [--no-qsd] [--turns N] [--seconds N] [--depths 1,32] [--rw randread]
-                     [--direct] [--json FILE]
+                     [--direct] [--thinktime MICROSECONDS] [--json FILE]
 
 The client (pvblk bench of AFTER, on CPU 0) sleeps or polls; each server has CPU 1, and all servers run all the time. `again` is a second server of
 BEFORE. fio reads the file itself, on CPU 1 with one thread: `pread` one at a time whatever the depth. Files are 256 MiB and are written before. With --direct all bypass the page cache, fio by io_uring and with
-the same depth as the others.
+the same depth as the others. With --thinktime every client, fio included, waits so long before each request.
 """
 
 import argparse
@@ -53,7 +53,8 @@ class Bed:
         def run(load):
             said = f"{self.folder}/bench.json"
             command = [*CLIENT, self.options.pvblk, "bench", "--target", self.targets[name], "--spin-us", str(spin), "--json", said]
-            return pairs.measured(load, command + load.options, said, self.servers[name].pid)
+            thinks = ["--option", f"thinktime={self.options.thinktime}us"] if self.options.thinktime else []
+            return pairs.measured(load, command + thinks + load.options, said, self.servers[name].pid)
         return run
 
     def of(self, name, spin):
@@ -61,11 +62,11 @@ class Bed:
         return {build: self.way(f"{build} {name}", spin) for build in ("before", "after", "again", "qsd") if f"{build} {name}" in self.servers}
 
 
-def by_fio(path, direct):
+def by_fio(path, options):
     def run(load):
-        way = ["--ioengine=io_uring", "--direct=1", f"--iodepth={load.depth}"] if direct else ["--ioengine=psync", "--invalidate=0"]
+        way = ["--ioengine=io_uring", "--direct=1", f"--iodepth={load.depth}"] if options.direct else ["--ioengine=psync", "--invalidate=0"]
         command = [*SERVER, "fio", "--name=speed", "--output-format=json", "--norandommap", "--randrepeat=0", "--time_based", *way,
-                   f"--filename={path}", "--thread", f"--rw={load.rw}", f"--bs={load.size}", f"--runtime={load.seconds}", f"--size={MIB}m"]
+                   f"--filename={path}", "--thread", f"--thinktime={options.thinktime}", f"--rw={load.rw}", f"--bs={load.size}", f"--runtime={load.seconds}", f"--size={MIB}m"]
         return pairs.measured(load, command)
     return run
 
@@ -79,6 +80,7 @@ def main():
     parser.add_argument("--no-qsd", action="store_true")
     parser.add_argument("--no-mem", action="store_true")
     parser.add_argument("--direct", action="store_true")
+    parser.add_argument("--thinktime", type=int, default=0)
     options = parser.parse_args()
     options.pvblk, options.before = os.path.abspath(options.pvblk), os.path.abspath(options.before)
     files = {}
@@ -100,7 +102,7 @@ def main():
                 for client, spin in (("sleeps", 0), ("polls", 1000000)):
                     ways = bed.of(name, spin)
                     if name in files:
-                        ways["fio"] = by_fio(files[name], options.direct)
+                        ways["fio"] = by_fio(files[name], options)
                     found = pairs.turns(options, load, ways)
                     report.tell(f"{name}, {load}, client {client}", found, "before", ["after", "again"])
                     for other in {"fio", "qsd"} & set(found):

@@ -59,4 +59,4 @@ pub use stall::Stall;
 pub use stopping::{StopTimes, Stopping, Turn};
 pub use throttle::{Connection, HeldBack, Throttle, ThrottleLimits};
 pub use users::{FenceOpened, User, Users};
-pub use worker::{LaneWaker, OnEnd};
+pub use worker::{LaneWaker, OnEnd, Polled};

@@ -4,7 +4,7 @@
 mod support;
 
 use pvblk_backend::{
-    Backend, BackendOptions, Disk, Pulled, RequestSource, SourceEnd, ThrottleLimits,
+    Backend, BackendOptions, Disk, Polled, Pulled, RequestSource, SourceEnd, ThrottleLimits,
 };
 use pvblk_block::trace::Tracing;
 use pvblk_block::{Buffer, Completion, Op, Readiness, Request, Status};
@@ -131,4 +131,29 @@ fn a_lane_that_limits_hold_is_not_polled() {
     assert!(n < 1000, "the lane was stepped {n} times while it was held");
     assert!(is_held());
     disk.throttle().set(ThrottleLimits::default());
+}
+
+/// A device that is slow isn't polled; the next request, which a fast client sends at once, is polled for all the same.
+#[test]
+fn a_slow_device_leaves_polling_for_requests_as_it_is() {
+    let longest = Duration::from_millis(4);
+    let (device, backend, disk) = rig(longest);
+    let (mut source, _client, _) =
+        source((0..8).map(|n| Request::new(Op::Flush, 0, 0, n)).collect());
+    source.depth = 1;
+    backend
+        .attach(&disk, Box::new(source), Box::new(|_| {}))
+        .unwrap();
+    for _ in 0..8 {
+        wait("the device gets one", || device.held().len() == 1);
+        std::thread::sleep(longest * 2);
+        device.complete(0, Status::Ok);
+    }
+    let chosen = Polled {
+        requests: longest / 4,
+        device: Duration::ZERO,
+    };
+    wait("the device isn't polled", || {
+        disk.counters().lanes()[0].polled == chosen
+    });
 }

@@ -1,6 +1,6 @@
 //! The whole path in one process: front end, ring, back end, volume; against an oracle.
 
-use pvblk_backend::{Backend, BackendOptions, BlkifSource, Disk, FixedChoices};
+use pvblk_backend::{Backend, BackendOptions, BlkifSource, Disk, FixedChoices, Polled};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{
     BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Readiness, Region, Request,
@@ -50,18 +50,18 @@ fn choices_are_told_and_can_be_fixed() {
         spin: Some(Duration::from_micros(70)),
         pull: Some(3),
     };
-    for (fixed, expected) in [
-        (fixed, (Duration::from_micros(70), Some(3))),
-        (
-            FixedChoices::default(),
-            (Duration::from_micros(25), Some(8)),
-        ),
-    ] {
+    for (fixed, micros, pull) in [(fixed, 70, 3), (FixedChoices::default(), 25, 8)] {
+        let time = Duration::from_micros(micros);
+        let polled = Polled {
+            requests: time,
+            device: time,
+        };
+        let expected = (polled, Some(pull));
         let rig = rig_with("mem:2M", Loopback::default(), 1, fixed);
         // The worker may still be about to take the lane.
         let told = || {
             let lane = &rig.disk.counters().lanes()[0];
-            (lane.window, lane.pull)
+            (lane.polled, lane.pull)
         };
         let start = std::time::Instant::now();
         while told() != expected && start.elapsed().as_secs() < 60 {

@@ -298,8 +298,8 @@ fn show(disk: &DiskShown, json: bool) -> Result<()> {
     }
     for queue in &disk.queues {
         text += &format!(
-            "\n    queue {}: {} in flight, worker {}, polled for {} us before it sleeps",
-            queue.name, queue.in_flight, queue.worker, queue.polled_us
+            "\n    queue {}: {} in flight, worker {}, polled before it sleeps: {} us for requests, {} us for the device",
+            queue.name, queue.in_flight, queue.worker, queue.polled_us, queue.device_polled_us
         );
         if let Some(pull) = queue.pull.filter(|pull| *pull > 0) {
             let plural = if pull == 1 { "" } else { "s" };

@@ -9,6 +9,7 @@ mod histogram;
 use crate::active::Place;
 use crate::pull_batch::PullChoice;
 use crate::throttle::Connection;
+use crate::worker::Polled;
 use age::{Ages, Seen};
 pub use histogram::Histogram;
 use parking_lot::Mutex;
@@ -57,8 +58,8 @@ pub(crate) struct LaneCounters {
     name: String,
     /// Number of its worker.
     worker: AtomicU32,
-    /// Nanoseconds for which it is polled, when it has no work, before it sleeps.
-    window: AtomicU64,
+    /// Nanoseconds for which it is polled, when it has no work, before it sleeps: while nothing is at the device, and while requests are.
+    polled: [AtomicU64; 2],
     choice: OnceLock<Arc<PullChoice>>,
     /// 2 KiB each, from the operation's first request on: an idle disk has none.
     operations: [OnceLock<Box<OperationCounters>>; 5],
@@ -78,7 +79,7 @@ impl LaneCounters {
             connection: Arc::clone(connection),
             name,
             worker: AtomicU32::new(0),
-            window: AtomicU64::new(0),
+            polled: [const { AtomicU64::new(0) }; 2],
             choice: OnceLock::new(),
             operations: [const { OnceLock::new() }; 5],
             started: [const { AtomicU64::new(0) }; 5],
@@ -161,12 +162,17 @@ impl LaneCounters {
 
     fn shown(&self) -> LaneNow {
         let (requests, in_flight) = self.progress();
+        let [for_requests, for_device] = &self.polled;
+        let time = |ns: &AtomicU64| Duration::from_nanos(ns.load(Ordering::Relaxed));
         LaneNow {
             name: self.name.clone(),
             connection: self.connection.name().to_owned(),
             in_flight,
             worker: self.worker.load(Ordering::Relaxed),
-            window: Duration::from_nanos(self.window.load(Ordering::Relaxed)),
+            polled: Polled {
+                requests: time(for_requests),
+                device: time(for_device),
+            },
             pull: self.choice.get().map(|choice| choice.most()),
             requests,
             signals: self.choice.get().map(|choice| choice.signals()),
@@ -276,8 +282,7 @@ pub struct LaneNow {
     pub in_flight: u64,
     /// Number of its worker, from 0.
     pub worker: u32,
-    /// The time for which it is polled, when it has no work, before it sleeps.
-    pub window: Duration,
+    pub polled: Polled,
     /// The most requests that its source takes at a time, where the source chooses that; 0 before the first.
     pub pull: Option<u32>,
     /// Requests that have ended.
@@ -448,11 +453,13 @@ impl Counting {
         self.lane.worker.store(worker, Ordering::Relaxed);
     }
 
-    /// The lane is polled for this time, when it has no work, before it sleeps.
+    /// The lane is polled for these times from now on.
     #[inline]
-    pub fn polled_for(&self, window: Duration) {
-        let ns = window.as_nanos() as u64;
-        self.lane.window.store(ns, Ordering::Relaxed);
+    pub fn polled_for(&self, polled: Polled) {
+        let times = [polled.requests, polled.device];
+        for (place, time) in self.lane.polled.iter().zip(times) {
+            place.store(time.as_nanos() as u64, Ordering::Relaxed);
+        }
     }
 
     /// Where the lane's queue of the device counts merges.

@@ -1,5 +1,6 @@
 use super::*;
 use crate::pull_batch::PullBatch;
+use crate::worker::Polled;
 use pvblk_block::Request;
 
 const READ: usize = Op::Read as usize;
@@ -32,7 +33,11 @@ fn lanes_tell_their_worker_and_what_was_chosen() {
     let (gone, lane) = (open(&disk, &named("one")), open(&disk, &named("two")));
     drop(gone);
     lane.came_to(3);
-    lane.polled_for(Duration::from_micros(25));
+    let polled = Polled {
+        requests: Duration::from_micros(25),
+        device: Duration::from_micros(100),
+    };
+    lane.polled_for(polled);
     let mut pulls = PullBatch::default();
     pulls.choice().fix(8);
     pulls.pushed(true);
@@ -45,7 +50,7 @@ fn lanes_tell_their_worker_and_what_was_chosen() {
         connection: "two".to_owned(),
         in_flight: 1,
         worker: 3,
-        window: Duration::from_micros(25),
+        polled,
         pull: Some(8),
         requests: 0,
         signals: Some(2),

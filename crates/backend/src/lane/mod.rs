@@ -477,9 +477,14 @@ impl Lane {
         self.may_pull = true;
     }
 
+    /// True while requests are at the device.
+    pub(crate) fn waits_for_device(&self) -> bool {
+        self.queue.in_flight() > 0
+    }
+
     /// True if each look at the source is a system call and nothing is at the device.
     pub fn polls_by_syscall(&self) -> bool {
-        self.source.poll_is_syscall() && self.queue.in_flight() == 0
+        self.source.poll_is_syscall() && !self.waits_for_device()
     }
 
     /// True if a descriptor may tell what steps alone don't find out: that the source has requests, or room for responses, or that somebody

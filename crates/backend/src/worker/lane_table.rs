@@ -4,7 +4,7 @@
 use super::commands::{Command, CommandQueue, LaneHome, LaneId, Wish};
 use super::end::End;
 use super::load::{BusyTime, WEIGH_EVERY, Weight, choose};
-use super::pace::{Idle, SpinWindow, YieldPolicy};
+use super::pace::{Idle, SpinWindow, SpinWindows, YieldPolicy};
 use super::shares::Shares;
 use super::watchdog::WatchdogSignal;
 use crate::lane::{Hold, Lane};
@@ -33,6 +33,8 @@ pub const COMMAND_EVENT: u64 = u64::MAX;
 pub struct IdleSince {
     since: Instant,
     hold: Option<Hold>,
+    /// Requests were at the device.
+    at_device: bool,
 }
 
 /// One lane and its state. A drop drops the lane first, and then reports its end.
@@ -58,7 +60,7 @@ pub struct LaneEntry {
     /// The lane was awake since it gave memory back.
     pub used: bool,
     pub deadline: Option<Instant>,
-    spin: SpinWindow,
+    spin: SpinWindows,
     pub device_fd_added: bool,
     /// The poller's interest in the source: reading and writing.
     pub interest: (bool, bool),
@@ -72,13 +74,17 @@ const NOTHING: (bool, bool) = (false, false);
 impl LaneEntry {
     /// The lane has found no work at `now`, or earlier. Returns true if it is polled on.
     pub fn is_polled_on(&mut self, now: Instant) -> bool {
-        let idle = *self.idle_since.get_or_insert_with(|| IdleSince {
-            since: now,
-            hold: self.lane.as_deref().and_then(Lane::hold),
+        let idle = *self.idle_since.get_or_insert_with(|| {
+            let lane = self.lane.as_deref();
+            IdleSince {
+                since: now,
+                hold: lane.and_then(Lane::hold),
+                at_device: lane.is_some_and(Lane::waits_for_device),
+            }
         });
         // The time at which limits let requests pass is known.
         let may_poll = idle.hold != Some(Hold::Limits);
-        may_poll && now.duration_since(idle.since) < self.spin.get()
+        may_poll && now.duration_since(idle.since) < self.spin.of(idle.at_device).get()
     }
 
     /// The lane may have work at `now`, after it had none.
@@ -87,7 +93,7 @@ impl LaneEntry {
         if let Some(idle) = self.idle_since.take()
             && idle.hold.is_none()
         {
-            self.spin.learn(Idle {
+            self.spin.of_mut(idle.at_device).learn(Idle {
                 time: now.saturating_duration_since(idle.since),
                 slept: self.asleep,
             });
@@ -244,7 +250,7 @@ impl LaneTable {
         end: End,
     ) -> &mut LaneEntry {
         self.active.push(index);
-        let spin = self.spin.clone();
+        let spin = SpinWindows::from(self.spin.clone());
         lane.counting().came_to(home.number());
         lane.counting().polled_for(spin.get());
         self.entries[index].insert(LaneEntry {

@@ -3,7 +3,7 @@
 //! A lane is *active* (stepped in turn) or *asleep* (its descriptors are in the poller, and it costs
 //! nothing). A lane that finds no work stays active for its spin window, because a wake-up across CPUs costs
 //! far more than a polled hand-off; then it arms both ends and sleeps. The window is the limit, a quarter of it, or none,
-//! by the lane's last idle times, so that an idle disk costs no CPU.
+//! by the lane's last idle times of the same kind (for a request, or for the device), so that an idle disk costs no CPU.
 //!
 //! A worker is a [`Worker`], which lasts, and a thread that has its [`LaneTable`]. While the thread is in a
 //! call of a lane, where a page fault or a hung medium can hold it up, the table can be taken over: the
@@ -29,7 +29,7 @@ pub use end::End;
 use end::finish;
 use lane_table::{COMMAND_EVENT, LaneTable, REST, ROUNDS_OF_COMPANY};
 use load::Load;
-pub use pace::SpinWindow;
+pub use pace::{Polled, SpinWindow};
 use parking_lot::{Condvar, Mutex};
 use pvblk_block::Readiness;
 use pvblk_sys::{Holder, Lease};

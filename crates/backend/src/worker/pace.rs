@@ -77,6 +77,57 @@ fn nanos(time: Duration) -> i64 {
     i64::try_from(time.as_nanos()).unwrap_or(i64::MAX / 16)
 }
 
+/// A lane's windows, one for each side that it waits for: a fast client of a slow disk comes back soon, and the disk doesn't.
+#[derive(Clone, Debug)]
+pub struct SpinWindows {
+    /// While nothing is at the device: for the next request.
+    pub requests: SpinWindow,
+    /// While requests are at the device.
+    pub device: SpinWindow,
+}
+
+impl From<SpinWindow> for SpinWindows {
+    fn from(window: SpinWindow) -> SpinWindows {
+        SpinWindows {
+            requests: window.clone(),
+            device: window,
+        }
+    }
+}
+
+impl SpinWindows {
+    pub fn of(&self, at_device: bool) -> &SpinWindow {
+        match at_device {
+            true => &self.device,
+            false => &self.requests,
+        }
+    }
+
+    pub fn of_mut(&mut self, at_device: bool) -> &mut SpinWindow {
+        match at_device {
+            true => &mut self.device,
+            false => &mut self.requests,
+        }
+    }
+
+    /// The windows to poll for now.
+    pub fn get(&self) -> Polled {
+        Polled {
+            requests: self.requests.get(),
+            device: self.device.get(),
+        }
+    }
+}
+
+/// The times for which an idle lane is polled before it sleeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Polled {
+    /// While nothing is at the device.
+    pub requests: Duration,
+    /// While requests are at the device.
+    pub device: Duration,
+}
+
 /// Yields the CPU while polling: the peer that a lane waits for may need this very CPU. Where nobody takes it, yields are made
 /// rarer, since a request that comes during one is seen late. Threads that compute keep the CPU: if a yield took long, the next
 /// one comes only after a while.
@@ -195,6 +246,23 @@ mod tests {
             assert_eq!(none, 0);
             assert_eq!(after(sleeps, times).1, window, "{times:?} after a rest");
         }
+    }
+
+    #[test]
+    fn each_side_has_a_window_of_its_own() {
+        let mut windows = SpinWindows::from(SpinWindow::new(LONGEST));
+        for _ in 0..100 {
+            for (at_device, us) in [(true, 80), (false, 900)] {
+                let time = Duration::from_micros(us);
+                let slept = time > windows.of(at_device).get();
+                windows.of_mut(at_device).learn(Idle { time, slept });
+            }
+        }
+        let polled = Polled {
+            requests: Duration::ZERO,
+            device: LONGEST,
+        };
+        assert_eq!(windows.get(), polled);
     }
 
     #[test]

@@ -78,8 +78,11 @@ pub struct QueueShown {
     pub in_flight: u64,
     /// Number of the worker that serves it, from 0.
     pub worker: u32,
-    /// For how long it is polled, in microseconds, before its worker sleeps.
+    /// For how long it is polled, in microseconds, before its worker sleeps, while no request is at the device.
     pub polled_us: u64,
+    /// The same while requests are.
+    #[serde(default)]
+    pub device_polled_us: u64,
     /// The most requests that are taken at a time; none: as many as a buffer of the socket holds.
     pub pull: Option<u32>,
     /// Requests that have ended since the queue came.
@@ -94,7 +97,8 @@ impl From<LaneNow> for QueueShown {
             name: lane.name,
             in_flight: lane.in_flight,
             worker: lane.worker,
-            polled_us: lane.window.as_micros() as u64,
+            polled_us: lane.polled.requests.as_micros() as u64,
+            device_polled_us: lane.polled.device.as_micros() as u64,
             pull: lane.pull,
             requests: lane.requests,
             signals: lane.signals,
