@@ -355,8 +355,8 @@ impl Backend {
         let worker = (0..lanes.len()).min_by_key(|at| lanes[*at]).unwrap_or(0);
         let home = LaneHome::new(id, &self.queues, worker);
         source.bind(LaneWaker(Arc::clone(&home)));
-        if let (Some(choice), Some(most)) = (source.pull_choice(), self.fixed.pull) {
-            choice.fix(most);
+        if let Some(most) = self.fixed.pull {
+            source.fix_pull(most);
         }
         let lane = Box::new(Lane::open_as(disk, connection, source)?);
         let end = End::new(on_end, &home);

@@ -55,6 +55,13 @@ pub trait RequestSource: Send {
         None
     }
 
+    /// Fixes the number of requests that it takes at a time, from 1 on, if it would choose one: it goes by the clock.
+    fn fix_pull(&self, most: u32) {
+        if let Some(choice) = self.pull_choice() {
+            choice.fix(most);
+        }
+    }
+
     /// Most requests in flight at once, at least 1.
     fn depth(&self) -> u32;
 

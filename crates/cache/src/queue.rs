@@ -19,8 +19,6 @@ use std::time::{Duration, Instant};
 
 /// Longest wait of a queue that is closed for its I/O at the device.
 const LAST_WAIT: Duration = Duration::from_secs(10);
-/// Bytes of the next read's data that are fetched while one is copied.
-const PREFETCH: usize = 512;
 /// Longest read that is tried as a hit, in pages: the core does larger ones in pieces.
 const LONGEST_HIT: u64 = 1024;
 
@@ -138,7 +136,7 @@ impl<P: Policy> CacheQueue<P> {
         if let Some(frame) = self.shared.table.find(request.sector / PAGE_SECTORS) {
             let skip = (request.sector % PAGE_SECTORS * SECTOR) as usize;
             let at = frame as usize * PAGE_BYTES + skip;
-            self.shared.region.prefetch(at, PREFETCH);
+            self.shared.region.prefetch(at);
         }
     }
 

@@ -47,7 +47,7 @@ pub fn serve(shared: &Region, store: &Region, stop: &AtomicBool) {
             let next = cons.wrapping_add(1);
             if next != prod {
                 let (_, block) = request(shared, next);
-                store.prefetch(block * BLOCK, PREFETCH);
+                store.prefetch(block * BLOCK);
             }
             let page = RING_BYTES + id as usize * BLOCK;
             shared.copy_from(page, store, block * BLOCK, BLOCK);
@@ -60,9 +60,6 @@ pub fn serve(shared: &Region, store: &Region, stop: &AtomicBool) {
         }
     }
 }
-
-/// Bytes of the next block that are fetched into the CPU's cache while one is copied.
-const PREFETCH: usize = 512;
 
 /// Number and block of a request.
 fn request(shared: &Region, at: u32) -> (u64, usize) {

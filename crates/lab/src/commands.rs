@@ -129,6 +129,13 @@ impl Shown {
             ..Shown::default()
         }
     }
+
+    fn checked(text: String, checks: Vec<verdict::Check>) -> Shown {
+        Shown {
+            checks,
+            ..Shown::text(text)
+        }
+    }
 }
 
 /// Writes the result if that is asked for, and prints its table.
@@ -201,11 +208,7 @@ fn run_choices(args: &ChoicesArgs) -> Result<()> {
     };
     let scratch = Scratch::new()?;
     let result = choices::run(&options, &scratch.0, &progress)?;
-    let shown = Shown {
-        text: result.table(),
-        charts: Vec::new(),
-        checks: result.checks(),
-    };
+    let shown = Shown::checked(result.table(), result.checks());
     conclude(&args.checked, &result, &shown)
 }
 
@@ -232,11 +235,7 @@ fn run_vhost(args: &VhostArgs) -> Result<()> {
     };
     let scratch = Scratch::new()?;
     let result = vhost::run(&options, &scratch.0, &progress)?;
-    let shown = Shown {
-        text: result.table(),
-        charts: Vec::new(),
-        checks: result.checks(),
-    };
+    let shown = Shown::checked(result.table(), result.checks());
     conclude(&args.checked, &result, &shown)
 }
 
@@ -476,11 +475,7 @@ fn run_md(args: &MdArgs) -> Result<()> {
     };
     let scratch = Scratch::new()?;
     let result = md::run(&options, &scratch.0, &progress)?;
-    let shown = Shown {
-        text: result.table(),
-        charts: Vec::new(),
-        checks: result.checks(),
-    };
+    let shown = Shown::checked(result.table(), result.checks());
     conclude(&args.checked, &result, &shown)
 }
 
@@ -546,11 +541,7 @@ fn run_hit_rates(args: &HitRatesArgs) -> Result<()> {
         seed: args.seed,
     };
     let result = hit_rates::run(&options, &progress)?;
-    let shown = Shown {
-        text: result.table(),
-        charts: Vec::new(),
-        checks: result.checks(),
-    };
+    let shown = Shown::checked(result.table(), result.checks());
     conclude(&args.run.checked, &result, &shown)
 }
 
@@ -561,10 +552,6 @@ fn run_fio(args: &FioArgs) -> Result<()> {
     };
     let scratch = Scratch::new()?;
     let result = agree::run(&options, &scratch.0, &progress)?;
-    let shown = Shown {
-        text: result.table()?,
-        charts: Vec::new(),
-        checks: result.checks()?,
-    };
+    let shown = Shown::checked(result.table()?, result.checks()?);
     conclude(&args.checked, &result, &shown)
 }

@@ -73,9 +73,7 @@ impl BothEnds {
         let disk = Disk::new("d", device, tracing.clone());
         let parts = back.pop().context("no queue")?;
         let source = BlkifSource::new(parts);
-        if let Some(choice) = source.pull_choice() {
-            choice.fix(8);
-        }
+        source.fix_pull(8);
         let lane = Lane::open(&disk, Box::new(source))?;
         let front: Arc<dyn BlockDevice> = Frontend::new(front)?;
         let source = front.buffer_source().context("no memory")?;

@@ -26,9 +26,7 @@ pub fn run(prefix: &Path, requests: usize, seed: u64) -> Result<usize> {
     let disk = Disk::new("sample", device, tracing.clone());
     let parts = back.pop().context("no queue")?;
     let source = BlkifSource::new(parts);
-    if let Some(choice) = source.pull_choice() {
-        choice.fix(8);
-    }
+    source.fix_pull(8);
     let mut lane = Lane::open(&disk, Box::new(source))?;
     let front: Arc<dyn BlockDevice> = Frontend::new(front)?;
     let source = front.buffer_source().context("no memory")?;

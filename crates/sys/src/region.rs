@@ -337,10 +337,12 @@ impl Region {
         unsafe { std::ptr::copy(from, to, len) }
     }
 
-    /// Tells the CPU that `len` bytes at `offset` are read or written soon, and returns at once. Bytes outside the region are left out.
+    /// Tells the CPU that data at `offset` is copied soon, and returns at once: it fetches the first 512 bytes, of which those outside the region are left
+    /// out. Random reads of 4 KiB of more memory than the CPU's cache holds are a third faster if the next one's are fetched while one is copied; with 256
+    /// or 1024 bytes it is the same.
     #[inline]
-    pub fn prefetch(&self, offset: usize, len: usize) {
-        let end = offset.saturating_add(len).min(self.len);
+    pub fn prefetch(&self, offset: usize) {
+        let end = offset.saturating_add(512).min(self.len);
         #[cfg(target_arch = "x86_64")]
         for at in (offset..end).step_by(64) {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

@@ -97,10 +97,7 @@ impl VirtualRun {
         let disk = Disk::new("lab", device, Tracing::off());
         let source = back.pop().context("one ring")?;
         let source = BlkifSource::new(source);
-        if let Some(choice) = source.pull_choice() {
-            // It would go by the time that passes here.
-            choice.fix(32);
-        }
+        source.fix_pull(32);
         let lane = Lane::open(&disk, Box::new(source))?;
         let front: Arc<dyn BlockDevice> = Frontend::<M>::with_policy(front, timed)?;
         let mut rng = fastrand::Rng::with_seed(load.seed);

@@ -252,10 +252,7 @@ impl Binding<'_> {
             max_indirect_segments: self.offers.keys.indirect_limit(),
         };
         let source = BlkifSource::new(parts);
-        if let Some(choice) = source.pull_choice() {
-            // Its own choice would go by the time that passes here.
-            choice.fix(PULLS[self.server.lanes.len() % PULLS.len()]);
-        }
+        source.fix_pull(PULLS[self.server.lanes.len() % PULLS.len()]);
         let lane = Lane::open(&self.server.disk, Box::new(source))?;
         Ok(ServedLane {
             lane: Some(lane),
