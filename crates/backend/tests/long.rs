@@ -158,3 +158,43 @@ fn a_discard_of_all_is_taken_in_parts() {
     let discards = rig.device.seen();
     assert_eq!(discards.len(), 2 * 8);
 }
+
+/// Each is refused at once, whole; their parts would have no end, and begin at sector 0 again.
+#[test]
+fn a_long_request_beyond_the_device_is_refused() {
+    let rig = rig();
+    let (feed, id) = rig.attach(64);
+    feed.send(Request::new(Op::Discard, 0, u64::MAX, 1));
+    let data = Buffer::anonymous(1024 * 512).unwrap();
+    write(&feed, &data, u64::MAX - 99, RequestFlags::empty());
+    wait("both are answered", || feed.answered() == 2);
+    let refused = [(1, Status::Invalid), (u64::MAX - 99, Status::Invalid)];
+    assert_eq!(feed.answers(), refused);
+    assert_eq!(rig.device.seen(), []);
+    let lanes = rig.disk.counters().totals();
+    assert!(lanes.operations.iter().all(|o| o.bytes == 0), "{lanes:?}");
+    rig.backend.detach(&id);
+    wait("it has gone", || rig.backend.lanes() == [0]);
+}
+
+/// Sectors that a peer made up don't make long requests short.
+#[test]
+fn the_sum_of_a_batch_does_not_wrap() {
+    let rig = rig();
+    let (feed, source) = source(64);
+    let data = Buffer::anonymous(1 << 20).unwrap();
+    for i in 0..31 {
+        write(&feed, &data, i * 2048, RequestFlags::empty());
+    }
+    feed.send(Request::new(
+        Op::Discard,
+        0,
+        8u64.wrapping_sub(31 * 2048),
+        1,
+    ));
+    rig.attach_source(source);
+    wait("they are at work", || !rig.device.held().is_empty());
+    feed.settle();
+    assert!(rig.device.held().len() <= PARTS);
+    rig.complete_until(&feed, 32, |_| Status::Ok);
+}

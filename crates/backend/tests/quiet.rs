@@ -7,13 +7,13 @@ use pvblk_backend::{
     Backend, BackendOptions, Disk, Polled, Pulled, RequestSource, SourceEnd, ThrottleLimits,
 };
 use pvblk_block::trace::Tracing;
-use pvblk_block::{Buffer, Completion, Op, Readiness, Request, Status};
+use pvblk_block::{Buffer, Completion, Op, Readiness, Request, RequestFlags, Status};
 use pvblk_testing::wait;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::device::Device;
 
 /// A socket source that has as many requests to give as it may have in flight, and counts how often it is bothered.
@@ -34,7 +34,9 @@ impl RequestSource for Socket {
     }
     fn pull(&mut self, room: usize, out: &mut Vec<Box<Request>>) -> Result<Pulled, SourceEnd> {
         out.extend(self.gives.drain(..room.min(self.gives.len())));
-        Ok(Pulled::default())
+        let mut flags = out.iter().map(|r| r.flags);
+        let ordered = flags.any(|f| f.contains(RequestFlags::BARRIER));
+        Ok(Pulled { ordered })
     }
     fn complete(&mut self, done: &mut Vec<Completion>) {
         done.clear();
@@ -155,5 +157,39 @@ fn a_slow_device_leaves_polling_for_requests_as_it_is() {
     };
     wait("the device isn't polled", || {
         disk.counters().lanes()[0].polled == chosen
+    });
+}
+
+/// A lane that waits for another one's barrier looks at the gate every 100 µs, whatever it holds.
+#[test]
+fn a_lane_behind_a_barrier_costs_little() {
+    let (device, backend, disk) = rig(Duration::ZERO);
+    let mut barrier = Request::new(Op::Flush, 0, 0, 7);
+    barrier.flags = RequestFlags::BARRIER;
+    let (first, _client, _) = source(vec![barrier]);
+    backend
+        .attach(&disk, Box::new(first), Box::new(|_| {}))
+        .unwrap();
+    wait("the barrier is at the device", || device.held().len() == 1);
+    let data = Buffer::anonymous(4096).unwrap();
+    let write = |tag| Request::with_buffers(Op::Write, 8 * tag, vec![data.clone()], tag);
+    let (second, _client, [bothered, _]) = source((0..64).map(write).collect());
+    backend
+        .attach(&disk, Box::new(second), Box::new(|_| {}))
+        .unwrap();
+    wait("it looks", || bothered.load(Ordering::Relaxed) > 0);
+    let (before, begin) = (bothered.load(Ordering::Relaxed), Instant::now());
+    std::thread::sleep(Duration::from_millis(200));
+    let looks = u128::from(bothered.load(Ordering::Relaxed) - before);
+    let most = begin.elapsed().as_micros() / 100;
+    assert!(looks < 3 * most, "{looks} steps, where {most} were enough");
+    assert_eq!(device.held().len(), 1);
+    device.complete(0, Status::Ok);
+    // Its flush, and then the writes.
+    wait("the gate is open", || {
+        while !device.held().is_empty() {
+            device.complete(0, Status::Ok);
+        }
+        device.seen().len() >= 2 * 65
     });
 }

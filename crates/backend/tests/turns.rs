@@ -174,6 +174,7 @@ struct Steady {
     disk: usize,
     data: Buffer,
     requests: usize,
+    flags: RequestFlags,
     costs: Arc<Mutex<Costs>>,
 }
 
@@ -188,11 +189,21 @@ impl RequestSource for Steady {
         let count = self.requests.min(room);
         for _ in 0..count {
             let buffers = vec![self.data.clone()];
-            out.push(Request::with_buffers(Op::Write, 0, buffers, 0));
+            let mut request = Request::with_buffers(Op::Write, 0, buffers, 0);
+            request.flags = self.flags;
+            out.push(request);
         }
-        let cost = self.data.len() as u64 / SECTOR + 8;
+        let one = self.data.len() as u64 / SECTOR + 8;
+        let cost = match self.flags {
+            RequestFlags::PARTIAL => 2 * one,
+            RequestFlags::PREFLUSH => one + 8,
+            RequestFlags::BARRIER => one + 16,
+            _ => one,
+        };
         self.costs.lock().add(self.disk, count as u64 * cost);
-        Ok(Pulled::default())
+        Ok(Pulled {
+            ordered: !self.flags.is_empty(),
+        })
     }
     fn complete(&mut self, done: &mut Vec<Completion>) {
         done.clear();
@@ -208,19 +219,20 @@ impl RequestSource for Steady {
     }
 }
 
-#[test]
-fn disks_share_a_worker_by_requests_and_bytes() {
+/// Bytes of a request, requests in a pull, lanes, flags of the requests.
+type Load = (usize, usize, usize, RequestFlags);
+
+fn share_evenly(disks: [Load; 3]) {
     let (backend, _feed) = beside_a_sleeper();
     let costs = Arc::<Mutex<Costs>>::default();
-    // Bytes of a request, requests in a pull, lanes.
-    let disks = [(256 << 10, 1, 1), (4096, 8, 1), (512, 1, 3)];
-    for (number, (bytes, requests, lanes)) in disks.into_iter().enumerate() {
-        let disk = instant_disk(&format!("of {bytes}"));
+    for (number, (bytes, requests, lanes, flags)) in disks.into_iter().enumerate() {
+        let disk = instant_disk(&format!("{number}"));
         for _ in 0..lanes {
             let source = Steady {
                 disk: number,
                 data: Buffer::anonymous(bytes).unwrap(),
                 requests,
+                flags,
                 costs: Arc::clone(&costs),
             };
             backend
@@ -237,5 +249,28 @@ fn disks_share_a_worker_by_requests_and_bytes() {
     let all: f64 = had.iter().sum();
     for one in had {
         assert!((0.30..0.37).contains(&(one / all)), "{had:?}");
+    }
+}
+
+#[test]
+fn disks_share_a_worker_by_requests_and_bytes() {
+    let none = RequestFlags::empty();
+    share_evenly([
+        (256 << 10, 1, 1, none),
+        (4096, 8, 1, none),
+        (512, 1, 3, none),
+    ]);
+}
+
+/// The back end makes several requests of each of them.
+#[test]
+fn requests_that_need_an_order_count_as_others_do() {
+    let none = RequestFlags::empty();
+    for flag in [
+        RequestFlags::PARTIAL,
+        RequestFlags::PREFLUSH,
+        RequestFlags::BARRIER,
+    ] {
+        share_evenly([(4096, 8, 1, none), (512, 4, 1, flag), (512, 1, 3, none)]);
     }
 }

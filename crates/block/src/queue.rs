@@ -68,6 +68,12 @@ impl Queue {
         &self.limits
     }
 
+    /// True if all sectors of `request` are the device's.
+    pub fn has_range(&self, request: &Request) -> bool {
+        let end = request.sector.checked_add(request.sectors);
+        end.is_some_and(|end| end <= self.device.capacity_sectors())
+    }
+
     /// Number of requests that are submitted and not yet polled.
     #[inline]
     pub fn in_flight(&self) -> usize {

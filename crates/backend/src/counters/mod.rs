@@ -104,7 +104,8 @@ impl LaneCounters {
             }
             run += 1;
             request.taken = now;
-            sectors += request.sectors;
+            // Nobody has checked it yet.
+            sectors = request.sectors.saturating_add(sectors);
         }
         add(&self.started[op as usize], run);
         sectors
@@ -123,7 +124,10 @@ impl LaneCounters {
                     break;
                 }
                 run += 1;
-                sectors += request.sectors;
+                // The sectors of one that never came to the device may be any number.
+                if *status != Status::Invalid {
+                    sectors += request.sectors;
+                }
                 errors += u64::from(*status != Status::Ok);
             }
             let counters = self.operations[op as usize].get_or_init(OperationCounters::new);

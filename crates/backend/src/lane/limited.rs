@@ -246,7 +246,8 @@ impl Lane {
         // Those that pass.
         let passing = self.batch.iter().map(|r| &**r);
         self.tracer.requests(Phase::Get, passing);
-        self.batch.iter().map(|r| r.sectors).sum()
+        let sectors = self.batch.iter().map(|r| r.sectors);
+        sectors.fold(0, u64::saturating_add)
     }
 
     /// Lets requests pass that waited, without a pull.

@@ -68,22 +68,22 @@ impl Lane {
                 let index = self.park(request);
                 self.submit_special(Request::new(Op::Flush, 0, 0, INTERNAL_TAG | index));
                 moved = true;
-            } else if self.parts.is_long(first) {
+            } else if self.goes_in_parts(first) {
                 if let Some(request) = self.held.pop_front() {
                     self.parts.begin(request);
                 }
             } else {
                 let ordered =
                     RequestFlags::BARRIER | RequestFlags::PREFLUSH | RequestFlags::PARTIAL;
-                let mut run = 0;
+                let (mut run, mut sectors) = (0, 0);
                 for request in &self.held {
                     let cost = Parts::cost(request);
-                    let waits = request.flags.intersects(ordered) || self.parts.is_long(request);
+                    let waits = request.flags.intersects(ordered) || self.goes_in_parts(request);
                     if waits || cost > room {
                         break;
                     }
                     room -= cost;
-                    self.turn.copied(cost);
+                    sectors += cost;
                     run += 1;
                 }
                 if run == 0 {
@@ -93,12 +93,18 @@ impl Lane {
                     break;
                 }
                 self.batch.extend(self.held.drain(..run));
+                self.turn.copied(sectors);
                 self.turn.submitted(run);
                 self.issue();
                 moved = true;
             }
         }
         moved
+    }
+
+    /// True for a long request. One beyond the device's end isn't cut: the queue refuses it whole, and parts of what a peer made up had no end.
+    fn goes_in_parts(&self, request: &Request) -> bool {
+        self.parts.is_long(request) && self.queue.has_range(request)
     }
 
     /// Submits the next part of a long request, if it may be at the device now.
@@ -132,6 +138,14 @@ impl Lane {
     /// Submits a request that the lane has already entered the gate for.
     fn submit_special(&mut self, request: Box<Request>) {
         self.special += 1;
+        self.submit_one(request);
+    }
+
+    /// As [`Lane::submit_special`], for a request whose end needs nothing more. It counts for the step as others do: a client that sends nothing else
+    /// would have its worker for itself.
+    fn submit_one(&mut self, request: Box<Request>) {
+        self.turn.copied(Parts::cost(&request));
+        self.turn.submitted(1);
         self.batch.push(request);
         self.issue();
     }
@@ -194,8 +208,7 @@ impl Lane {
                 // The write goes at once, before held requests: a barrier that came later waits for
                 // it.
                 if self.pass.enter(1) {
-                    self.batch.push(request);
-                    self.issue();
+                    self.submit_one(request);
                 } else {
                     self.held.push_front(request);
                 }

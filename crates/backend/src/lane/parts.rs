@@ -167,13 +167,16 @@ impl Parts {
         (tag & PART_TAG == PART_TAG).then_some((tag & !PART_TAG) as usize)
     }
 
-    /// Notes that a part has ended; returns the whole request's completion if it was the last.
+    /// Notes that a part has ended; returns the whole request's completion if it was the last. After an error no more parts are cut.
     pub fn complete(&mut self, index: usize, status: Status) -> Option<Completion> {
         self.in_flight -= 1;
         let long = self.longs.get_mut(index)?.as_mut()?;
         long.at_device -= 1;
         if long.status == Status::Ok {
             long.status = status;
+        }
+        if long.status != Status::Ok {
+            self.cutting.take_if(|cutting| *cutting == index);
         }
         if long.at_device > 0 || self.cutting == Some(index) {
             return None;
@@ -268,6 +271,18 @@ mod tests {
         assert!(parts.is_long(&request) && Parts::cost(&request) == DATA);
         assert_eq!(parts_of(&mut parts, request).len(), 17);
         assert!(!parts.is_long(&Request::new(Op::Discard, 0, NO_DATA, 1)));
+    }
+
+    #[test]
+    fn after_an_error_no_more_is_cut() {
+        let mut parts = Parts::new(&Limits::default());
+        parts.begin(Request::new(Op::Discard, 0, 100 * NO_DATA, 9));
+        let index = Parts::index_of(parts.issue().tag).unwrap();
+        parts.issue();
+        assert!(parts.complete(index, Status::IoError).is_none());
+        assert!(!parts.is_cutting());
+        let whole = parts.complete(index, Status::Ok).unwrap();
+        assert_eq!(whole.status, Status::IoError);
     }
 
     #[test]

@@ -434,15 +434,17 @@ impl WorkerThread<'_> {
                 continue;
             };
             work += stepped.work;
-            cost += stepped.cost;
+            // Rounds have an end whatever a step did.
+            let step_cost = stepped.cost.max(1);
+            cost += step_cost;
             if stepped.moved || (stepped.work >= TURN_SECTORS && stepped.end.is_none()) {
                 let now = self.lanes.now;
                 if let Some(entry) = self.lanes.entry(index) {
                     entry.end_idle(now);
-                    entry.weight.add(stepped.cost);
+                    entry.weight.add(step_cost);
                 }
                 moved = true;
-                if shared && self.lanes.shares.charge(share, stepped.cost) {
+                if shared && self.lanes.shares.charge(share, step_cost) {
                     // In the next round the other lanes of its disk come first.
                     self.lanes.active.remove(i);
                     self.lanes.active.push(index);
