@@ -290,6 +290,7 @@ impl RequestSource for BlkifSource {
                 Err(bad) => {
                     self.spare.keep(request);
                     self.refuse(&entry, bad);
+                    pulled.answered += 1;
                     false
                 }
             };

@@ -22,6 +22,8 @@ pub enum SourceEnd {
 pub struct Pulled {
     /// At least one of the requests has `PREFLUSH` or `BARRIER`.
     pub ordered: bool,
+    /// Requests that the source has answered itself, and other work, as the number of requests that cost about as much: the lane is charged for them.
+    pub answered: usize,
 }
 
 /// One stream of requests: a blkif ring, an NBD connection, a virtqueue. One worker at a time owns it, and

@@ -61,7 +61,11 @@ fn pull(peer: &mut Peer, put: impl FnOnce(&mut Peer)) -> (Pulled, Vec<Box<Reques
 fn refused(peer: &mut Peer, put: impl FnOnce(&mut Peer), operation: u8, status: i16) {
     let (pulled, out) = pull(peer, put);
     assert!(out.is_empty(), "let through: {out:?}");
-    assert_eq!(pulled, Pulled::default());
+    let answered = Pulled {
+        answered: 1,
+        ..Pulled::default()
+    };
+    assert_eq!(pulled, answered);
     peer.source.push().unwrap();
     let response = peer.front.take().unwrap().expect("an answer");
     assert_eq!(

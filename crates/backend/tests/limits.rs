@@ -72,6 +72,7 @@ impl RequestSource for Endless {
         }
         Ok(Pulled {
             ordered: self.ordered && !out.is_empty(),
+            answered: 0,
         })
     }
     fn complete(&mut self, done: &mut Vec<Completion>) {

@@ -36,7 +36,10 @@ impl RequestSource for Socket {
         out.extend(self.gives.drain(..room.min(self.gives.len())));
         let mut flags = out.iter().map(|r| r.flags);
         let ordered = flags.any(|f| f.contains(RequestFlags::BARRIER));
-        Ok(Pulled { ordered })
+        Ok(Pulled {
+            ordered,
+            ..Pulled::default()
+        })
     }
     fn complete(&mut self, done: &mut Vec<Completion>) {
         done.clear();

@@ -203,6 +203,7 @@ impl RequestSource for Steady {
         self.costs.lock().add(self.disk, count as u64 * cost);
         Ok(Pulled {
             ordered: !self.flags.is_empty(),
+            answered: 0,
         })
     }
     fn complete(&mut self, done: &mut Vec<Completion>) {

@@ -288,13 +288,15 @@ impl Lane {
                 return (true, self.holds());
             }
         };
+        self.turn.submitted(pulled.answered);
         if self.batch.is_empty() {
             self.last_look = 0;
+            let moved = failed || pulled.answered > 0;
             if limited {
                 let (passed, holds) = self.pass_waiting();
-                return (failed || passed, holds);
+                return (moved || passed, holds);
             }
-            return (failed, false);
+            return (moved, false);
         }
         let mut sectors = self.count_taken();
         if limited {

@@ -30,7 +30,7 @@ impl Turn {
         self.sectors += sectors;
     }
 
-    /// Notes requests that went to the device.
+    /// Notes requests that went to the device, or cost as much.
     #[inline]
     pub(super) fn submitted(&mut self, requests: usize) {
         self.requests += requests as u64;

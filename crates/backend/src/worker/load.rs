@@ -111,6 +111,8 @@ pub struct Load {
     /// As [`BusyTime`] counts.
     pub busy: Duration,
     pub lanes: usize,
+    /// Its thread has been in one call for a while: it counts no time, and has none for others.
+    pub blocked: bool,
 }
 
 /// A worker gives a lane to another.
@@ -153,7 +155,10 @@ impl Balance {
                 let in_turn = (1..=count).map(|n| (self.last + n) % count);
                 let can_give = |at: &usize| workers[*at].lanes > 1 && load(*at) >= BUSY;
                 let from = in_turn.clone().find(can_give)?;
-                let to = in_turn.min_by_key(|at| (load(*at), workers[*at].lanes))?;
+                let can_take = |at: &usize| !workers[*at].blocked;
+                let to = in_turn
+                    .filter(can_take)
+                    .min_by_key(|at| (load(*at), workers[*at].lanes))?;
                 let (giver, receiver) = (load(from), load(to));
                 let time = giver.saturating_sub(receiver + GAIN);
                 (receiver <= FREE).then(|| Gift {
@@ -184,13 +189,19 @@ mod tests {
 
     /// Gifts within two seconds, of workers with these loads (thousandths) and lanes.
     fn gifts(workers: &[(u64, usize)]) -> Vec<Gift> {
+        gifts_beside(workers, None)
+    }
+
+    /// The same while this worker is blocked.
+    fn gifts_beside(workers: &[(u64, usize)], blocked: Option<usize>) -> Vec<Gift> {
         let (begin, mut balance) = (Instant::now(), Balance::default());
         let look = |n: u32| {
-            let load = |(share, lanes): &(u64, usize)| Load {
+            let load = |(at, (share, lanes)): (usize, &(u64, usize))| Load {
                 busy: TICK * n * *share as u32 / 1000,
                 lanes: *lanes,
+                blocked: blocked == Some(at),
             };
-            let workers: Vec<Load> = workers.iter().map(load).collect();
+            let workers: Vec<Load> = workers.iter().enumerate().map(load).collect();
             balance.look(begin + TICK * n, &workers)
         };
         (0..80).filter_map(look).collect()
@@ -220,6 +231,18 @@ mod tests {
         ] {
             assert_eq!(gifts(&workers), [], "{workers:?}");
         }
+    }
+
+    #[test]
+    fn nobody_gives_to_a_blocked_worker() {
+        let workers = [(1000, 3), (0, 1), (100, 2)];
+        assert!(gifts(&workers).iter().all(|gift| gift.to == 1));
+        let all = gifts_beside(&workers, Some(1));
+        assert!(
+            !all.is_empty() && all.iter().all(|gift| gift.to == 2),
+            "{all:?}"
+        );
+        assert_eq!(gifts_beside(&workers[..2], Some(1)), []);
     }
 
     #[test]
@@ -254,7 +277,11 @@ mod tests {
         for n in 0..80 {
             // Busy for 100 ms of each 300.
             let busy = TICK * (n / 12 * 4 + (n % 12).min(4));
-            let loads = [(busy, 2), (Duration::ZERO, 0)].map(|(busy, lanes)| Load { busy, lanes });
+            let loads = [(busy, 2), (Duration::ZERO, 0)].map(|(busy, lanes)| Load {
+                busy,
+                lanes,
+                blocked: false,
+            });
             assert_eq!(balance.look(begin + TICK * n, &loads), None);
         }
     }

@@ -100,10 +100,11 @@ impl Worker {
         (!self.asleep.load(Ordering::Relaxed)).then(|| self.lease.turn())
     }
 
-    fn load(&self) -> Load {
+    fn load(&self, blocked: bool) -> Load {
         Load {
             busy: Duration::from_micros(self.busy.load(Ordering::Relaxed)),
             lanes: self.commands.lanes.load(Ordering::Relaxed),
+            blocked,
         }
     }
 

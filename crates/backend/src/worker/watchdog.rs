@@ -118,6 +118,13 @@ struct Seen {
     ticks: u32,
 }
 
+impl Seen {
+    /// True if the worker is still in that call.
+    fn is_call_of(&self, worker: &Worker) -> bool {
+        !self.turn.is_multiple_of(2) && worker.lease.turn() == self.turn
+    }
+}
+
 fn watch(workers: &[Arc<Worker>], signal: &WatchdogSignal, stop: &AtomicBool) {
     let mut seen = vec![Seen::default(); workers.len()];
     let mut balance = Balance::default();
@@ -139,7 +146,8 @@ fn watch(workers: &[Arc<Worker>], signal: &WatchdogSignal, stop: &AtomicBool) {
             balance.forget();
         }
         std::thread::park_timeout(TICK);
-        let loads: Vec<Load> = workers.iter().map(|worker| worker.load()).collect();
+        let load = |(worker, seen): (&Arc<Worker>, &Seen)| worker.load(seen.is_call_of(worker));
+        let loads: Vec<Load> = workers.iter().zip(&seen).map(load).collect();
         if let Some(Gift { from, to, most }) = balance.look(Instant::now(), &loads) {
             let wish = Wish {
                 to,

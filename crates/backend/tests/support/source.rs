@@ -147,7 +147,10 @@ impl RequestSource for FeedSource {
         }
         let order = RequestFlags::BARRIER | RequestFlags::PREFLUSH;
         let ordered = out.iter().any(|r| r.flags.intersects(order));
-        Ok(Pulled { ordered })
+        Ok(Pulled {
+            ordered,
+            ..Pulled::default()
+        })
     }
 
     fn complete(&mut self, done: &mut Vec<Completion>) {

@@ -22,6 +22,10 @@ use virtio_bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BL
 /// Time after which a queue without a kick is looked at again; while it stays idle, after twice the time each time, up to the second.
 const POLL: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(20));
 
+/// Descriptors after which a pull takes no more chains: the worker's other lanes wait for it. As many as this cost as much as one request.
+const MOST_DESCRIPTORS: usize = 4096;
+const DESCRIPTORS_PER_REQUEST: usize = 32;
+
 /// State that the control thread and a queue at work share.
 #[derive(Debug, Default)]
 pub struct Shared {
@@ -320,7 +324,7 @@ impl RequestSource for VhostSource {
             false => 0,
         };
         let pending = usize::from(left) + self.again.len();
-        let mut taken = 0;
+        let (mut taken, mut descriptors, before) = (0, 0, out.len());
         if left > 0 {
             self.poll = POLL.0;
         }
@@ -331,6 +335,10 @@ impl RequestSource for VhostSource {
                 Ok(false) => break,
                 Err(broken) => return Err(self.stop(broken)),
             }
+            descriptors += self.chain.len();
+            if descriptors >= MOST_DESCRIPTORS {
+                break;
+            }
         }
         self.batch.took(taken);
         if self.resubmits && self.again.is_empty() {
@@ -340,7 +348,11 @@ impl RequestSource for VhostSource {
             }
         }
         self.parts.queue.disarm();
-        Ok(Pulled::default())
+        let answered = taken - (out.len() - before);
+        Ok(Pulled {
+            ordered: false,
+            answered: answered + descriptors / DESCRIPTORS_PER_REQUEST,
+        })
     }
 
     fn complete(&mut self, done: &mut Vec<Completion>) {

@@ -4,7 +4,8 @@ use super::super::inflight::Inflight;
 use super::super::unflushed::Marks;
 use super::*;
 use pvblk_block::Region;
-use pvblk_protocol::virtio::Driver;
+use pvblk_protocol::virtio::{Driver, flags};
+use virtio_bindings::virtio_blk::VIRTIO_BLK_T_OUT;
 
 const ENTRIES: u16 = 16;
 const STABLE: Marks = Marks {
@@ -251,4 +252,39 @@ fn a_queue_without_a_kick_is_looked_at_less_and_less() {
     let mut out = Vec::new();
     server.pull(1, &mut out).unwrap();
     assert_eq!((out.len(), server.poll), (1, Duration::from_micros(100)));
+}
+
+/// Chains that are walked for nothing: a few in a pull, and the lane is charged for them.
+#[test]
+fn a_pull_walks_few_descriptors() {
+    let mut guest = Guest::new();
+    let table = guest.driver.data_offset();
+    let data = guest.driver.at(table + 0x8000);
+    let head = guest.driver.head(0, VIRTIO_BLK_T_OUT, 0);
+    guest
+        .driver
+        .write_descriptor(table, head, 16, flags::NEXT, 1);
+    for n in 1..1000 {
+        let (odd, next) = (data + 2 * u64::from(n), flags::NEXT);
+        let at = table + usize::from(n) * 16;
+        guest.driver.write_descriptor(at, odd, 1, next, n + 1);
+    }
+    let status = guest.driver.status_at(0);
+    guest
+        .driver
+        .write_descriptor(table + 16_000, status, 1, flags::WRITE, 0);
+    for head in 0..ENTRIES {
+        let at = guest.driver.at(table);
+        guest
+            .driver
+            .descriptor(head, at, 1001 * 16, flags::INDIRECT, 0);
+        guest.driver.make_available(head);
+    }
+    let mut source = guest.server();
+    let mut out = Vec::new();
+    let pulled = source.pull(16, &mut out).unwrap();
+    assert!(out.is_empty());
+    assert_eq!(pulled.answered, 5 + 5 * 1001 / 32);
+    source.push().unwrap();
+    assert_eq!(guest.driver.published(), 5);
 }

@@ -30,8 +30,8 @@ pub enum Broken {
     /// A chain that was not answered yet is made available again.
     #[error("descriptor {0} became available while it is in flight")]
     InFlight(u16),
-    /// More descriptors than there can be: a loop.
-    #[error("a chain is longer than {0} descriptors: it loops")]
+    /// More descriptors than there can be: a loop, or more than any request of ours has.
+    #[error("a chain is longer than {0} descriptors")]
     Loop(u32),
     /// An indirect descriptor inside an indirect table.
     #[error("an indirect table refers to an indirect table")]
@@ -192,7 +192,8 @@ impl Virtqueue {
         out: &mut Vec<Descriptor>,
     ) -> Result<(), Broken> {
         out.clear();
-        let mut walk = Walk::new(u32::from(self.entries), u32::from(self.entries));
+        let entries = u32::from(self.entries);
+        let mut walk = Walk::new(entries, entries.min(MAX_INDIRECT as u32));
         let mut next = Some(head);
         while let Some(index) = next {
             let mut raw = [0; DESCRIPTOR];

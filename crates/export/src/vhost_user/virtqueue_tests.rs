@@ -107,6 +107,16 @@ fn a_loop() {
 }
 
 #[test]
+fn a_chain_without_a_loop_that_is_too_long() {
+    let d = driver(2048);
+    for i in 0..=MAX_INDIRECT as u16 {
+        d.descriptor(i, GUEST, 1, flags::NEXT, i + 1);
+    }
+    let result = queue(&d, 2048).chain(0, &GuestMemory::of_driver(&d), &mut Vec::new());
+    assert_eq!(result, Err(Broken::Loop(MAX_INDIRECT as u32)));
+}
+
+#[test]
 fn a_loop_in_an_indirect_table() {
     let d = driver(8);
     let table = d.data_offset();

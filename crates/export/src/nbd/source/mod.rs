@@ -325,6 +325,7 @@ impl RequestSource for NbdSource {
         }
         Ok(Pulled {
             ordered: self.issuer.is_ordered(),
+            answered: 0,
         })
     }
 
