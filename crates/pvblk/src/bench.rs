@@ -1,5 +1,6 @@
 //! `pvblk bench`.
 
+use crate::output::{print_anyway, tell};
 use crate::traces::Traces;
 use clap::Args;
 use pvblk_bench::{self as bench, JobSpec, Jobs, Load, Progress, Report, RunOptions};
@@ -86,7 +87,7 @@ pub fn run(args: &BenchArgs) -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(e) => {
-            eprintln!("pvblk: {e}");
+            tell!("pvblk: {e}");
             ExitCode::from(match e.kind() {
                 ErrorKind::Config => 2,
                 _ => 1,
@@ -146,7 +147,7 @@ fn measure(args: &BenchArgs) -> Result<bool, Error> {
     let jobs = jobs(args)?;
     if !jobs.ignored.is_empty() {
         let names = jobs.ignored.join(", ");
-        eprintln!("pvblk bench: these options mean nothing here and are ignored: {names}");
+        tell!("pvblk bench: these options mean nothing here and are ignored: {names}");
     }
     let stop = Arc::new(AtomicBool::new(false));
     let mut open: HashMap<&str, Arc<dyn BlockDevice>> = HashMap::new();
@@ -190,7 +191,7 @@ fn measure(args: &BenchArgs) -> Result<bool, Error> {
         let told = writing
             .finish()
             .map_err(|e| Error::boxed(ErrorKind::Config, "", e.into()))?;
-        eprintln!("pvblk bench: {told}");
+        tell!("pvblk bench: {told}");
     }
     let mut report = result?;
     report.global = jobs.global.clone();
@@ -199,7 +200,7 @@ fn measure(args: &BenchArgs) -> Result<bool, Error> {
     let mut good = !report.failed();
     for (_, device) in open {
         if let Err(e) = device.close() {
-            eprintln!("pvblk: {e}");
+            tell!("pvblk: {e}");
             good = false;
         }
     }
@@ -218,35 +219,40 @@ fn handle_signals(stop: &Arc<AtomicBool>) -> Result<(), Error> {
     Ok(())
 }
 
+/// What was measured is right even if nobody reads it.
+fn put(line: &str) -> Result<(), Error> {
+    print_anyway(&format!("{line}\n")).map_err(|e| Error::os("printing", e))
+}
+
 fn print(report: &Report, args: &BenchArgs) -> Result<(), Error> {
     let table = report.table();
     let json = |e: serde_json::Error| Error::os("making JSON", e);
     match &args.json {
         Some(path) if path.as_os_str() == "-" => {
-            eprintln!("{table}");
-            println!("{}", report.to_json().map_err(json)?);
+            tell!("{table}");
+            put(&report.to_json().map_err(json)?)?;
         }
         Some(path) => {
             let text = report.to_json().map_err(json)? + "\n";
             std::fs::write(path, text)
                 .map_err(|e| Error::os(format!("writing {}", path.display()), e))?;
-            println!("{table}");
+            put(&table)?;
         }
-        None => println!("{table}"),
+        None => put(&table)?,
     }
     if report.interrupted {
-        eprintln!("pvblk bench: interrupted; these are the figures until then");
+        tell!("pvblk bench: interrupted; these are the figures until then");
     }
     for job in &report.threads {
         for m in &job.mismatches {
-            eprintln!("pvblk: job {}: {m}", job.name);
+            tell!("pvblk: job {}: {m}", job.name);
         }
         let more = job.mismatch_count - job.mismatches.len() as u64;
         if more > 0 {
-            eprintln!("pvblk: job {}: and {more} more", job.name);
+            tell!("pvblk: job {}: and {more} more", job.name);
         }
         if let (Some(e), true) = (&job.error, job.mismatches.is_empty()) {
-            eprintln!("pvblk: job {}: {e}", job.name);
+            tell!("pvblk: job {}: {e}", job.name);
         }
     }
     Ok(())

@@ -1,11 +1,11 @@
 //! `pvblk cache`: what a served page cache counts, and dropping its clean pages.
 
 use crate::control::{self, ControlArg};
+use crate::output::print;
 use anyhow::{Context, Result};
 use clap::Args;
 use pvblk_backend::Disk;
 use serde_json::{Map, Value};
-use std::io::Write;
 use std::sync::Arc;
 
 /// Shown under the flags.
@@ -69,10 +69,7 @@ pub fn run(args: &CacheArgs) -> Result<()> {
         true => serde_json::to_string_pretty(&answer)? + "\n",
         false => answer.iter().map(line).collect(),
     };
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .context("printing")
+    print(&text)
 }
 
 /// As /proc/vmstat has it; shares in percent.

@@ -3,12 +3,11 @@
 use crate::config;
 use crate::control::{Client, ControlArg};
 use crate::disks::{DiskPage, DiskShown, Removed};
+use crate::output::{print, print_json};
 use crate::wanted::{DiskWanted, check_name};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
-use serde::Serialize;
-use serde_json::{Value, json};
-use std::io::Write;
+use serde_json::json;
 use std::time::Duration;
 
 pub const HELP: &str = "\
@@ -314,16 +313,4 @@ fn show(disk: &DiskShown, json: bool) -> Result<()> {
         text += &format!("\n  {export}");
     }
     print(&(text + "\n"))
-}
-
-pub fn print_json(value: &impl Serialize) -> Result<()> {
-    let value: Value = serde_json::to_value(value).context("the answer")?;
-    print(&(serde_json::to_string_pretty(&value).context("the answer")? + "\n"))
-}
-
-pub fn print(text: &str) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .context("printing")
 }

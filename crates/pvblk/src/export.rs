@@ -1,7 +1,8 @@
 //! `pvblk export`: ways by which clients reach the disks of a running server.
 
-use crate::disk::{Waiting, print, print_json};
+use crate::disk::Waiting;
 use crate::disks::ExportShown;
+use crate::output::{print, print_json};
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use serde_json::json;

@@ -1,5 +1,8 @@
 //! The `pvblk` command: flags, configuration, wiring; everything else is in the libraries.
 
+// They panic where nobody reads.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 mod attach;
 mod bench;
 mod bill;
@@ -21,6 +24,7 @@ mod manual;
 mod memory;
 mod nbd;
 mod opener;
+mod output;
 mod raid;
 mod report;
 mod sandbox;
@@ -91,6 +95,7 @@ fn command() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        Err(e) if e.is::<output::ReaderGone>() => ExitCode::SUCCESS,
         // Some mistakes in flags show only when they are put together.
         Err(e) => match e.downcast_ref::<clap::Error>() {
             Some(usage) => usage_error(usage),

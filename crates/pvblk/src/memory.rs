@@ -1,6 +1,7 @@
 //! Memory of a running server: the bill and the pools' figures, the limits, and a squeeze by hand.
 
 use crate::control::ControlArg;
+use crate::output::{print, print_line};
 use crate::wanted::command::{ReloadArgs, run as reload};
 use crate::{bill, config, control};
 use anyhow::{Context, Result};
@@ -282,22 +283,19 @@ pub fn run(command: &CtlCommand) -> Result<()> {
         CtlCommand::Memory(args) => {
             let text = ask(&args.control, &Question::Memory(Ask::Report))?;
             if args.json {
-                print!("{text}");
-                return Ok(());
+                return print(&text);
             }
             let report: Report = parse(&args.control, &text)?;
-            print!("{}", report.text());
-            Ok(())
+            print(&report.text())
         }
         CtlCommand::Reload(args) => reload(args),
         CtlCommand::Squeeze(args) => {
             let text = ask(&args.control, &Question::Memory(Ask::Squeeze))?;
             let answer: SqueezeAnswer = parse(&args.control, &text)?;
             match answer.merged {
-                true => println!("a squeeze was just over: it lasts longer"),
-                false => println!("{} KiB given back", answer.bytes / 1024),
+                true => print_line("a squeeze was just over: it lasts longer"),
+                false => print_line(&format!("{} KiB given back", answer.bytes / 1024)),
             }
-            Ok(())
         }
         CtlCommand::Set(args) => {
             let settings = Settings {
@@ -306,8 +304,7 @@ pub fn run(command: &CtlCommand) -> Result<()> {
                 buffer_floor_pages: args.buffer_floor_pages_total,
             };
             let text = ask(&args.control, &Question::Set(settings))?;
-            print!("{}", settings_text(&parse(&args.control, &text)?));
-            Ok(())
+            print(&settings_text(&parse(&args.control, &text)?))
         }
     }
 }

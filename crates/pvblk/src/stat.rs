@@ -2,7 +2,8 @@
 
 use crate::config;
 use crate::control::{ASK_PATIENCE, Client, ControlArg, no_disk};
-use anyhow::{Context, Result, bail};
+use crate::output::print;
+use anyhow::{Result, bail};
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets::NOTHING};
 use pvblk_backend::events::EventLog;
@@ -11,7 +12,6 @@ use pvblk_block::{Error, Op};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::time::Duration;
 
 /// Shown under the flags.
@@ -241,7 +241,6 @@ pub fn run(args: &StatArgs) -> Result<()> {
         Some(_) => args.count.unwrap_or(u64::MAX),
     };
     let mut before: Option<Answer> = None;
-    let mut out = std::io::stdout().lock();
     while tables > 0 {
         tables -= 1;
         let mut client = Client::connect(&socket, ASK_PATIENCE)?;
@@ -250,11 +249,7 @@ pub fn run(args: &StatArgs) -> Result<()> {
             true => serde_json::to_string(&answer)? + "\n",
             false => table(&answer, before.as_ref(), args.connections),
         };
-        let printed = out.write_all(shown.as_bytes()).and_then(|()| out.flush());
-        match printed {
-            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
-            printed => printed.context("printing")?,
-        }
+        print(&shown)?;
         before = Some(answer);
         if let (Some(interval), true) = (interval, tables > 0) {
             std::thread::sleep(interval);

@@ -4,6 +4,7 @@ mod timeline;
 
 use crate::config;
 use crate::control::Stream;
+use crate::output::{tell, tell_part};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use clap::error::ErrorKind;
@@ -108,7 +109,7 @@ pub fn run(args: &TraceArgs) -> Result<()> {
         (false, 1) => format!("{}.blktrace.0", output.display()),
         (false, n) => format!("{0}.blktrace.0 to .{1}", output.display(), n - 1),
     };
-    eprintln!("{events} events of {devices} devices in {place}{lost}");
+    tell!("{events} events of {devices} devices in {place}{lost}");
     Ok(())
 }
 
@@ -170,11 +171,11 @@ pub fn follow(
             if shows {
                 let seconds = begin.elapsed().as_secs_f64();
                 let count = events.load(Ordering::Relaxed);
-                eprint!("\rtrace: {count} events in {seconds:.1} s\x1b[K");
+                tell_part!("\rtrace: {count} events in {seconds:.1} s\x1b[K");
             }
         }
         if shows {
-            eprint!("\r\x1b[K");
+            tell_part!("\r\x1b[K");
             let _ = std::io::stderr().flush();
         }
         let ended = threads.into_iter().map(|t| match t.join() {

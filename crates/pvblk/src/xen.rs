@@ -1,13 +1,13 @@
 //! `pvblk xen`: disks of a running server appear in Xen guests, and go.
 
 use crate::config;
-use anyhow::{Context, Result};
+use crate::output::{print, print_line, tell};
+use anyhow::Result;
 use clap::{Args, Subcommand};
 use pvblk_export::xen::node::{Node, device_name, parse_device};
 use pvblk_export::xen::toolstack::{Listed, Toolstack};
 use pvblk_protocol::xenbus::XenbusState;
 use std::fmt::Display;
-use std::io::Write;
 use std::time::Duration;
 
 pub const HELP: &str = "\
@@ -121,27 +121,20 @@ fn attach(args: &AttachArgs) -> Result<()> {
     let node = Node { domid, devid };
     toolstack.attach(node, &args.disk)?;
     if args.no_wait {
-        println!(
-            "{} will be {} of domain {domid}",
-            args.disk,
-            device_name(devid)
-        );
-        return Ok(());
+        let device = device_name(devid);
+        return print_line(&format!("{} will be {device} of domain {domid}", args.disk));
     }
-    let tell = |l: &Listed| eprintln!("server {}, guest {}", state(l.back), state(l.front));
+    let tell = |l: &Listed| tell!("server {}, guest {}", state(l.back), state(l.front));
     match toolstack.wait_connected(node, args.timeout, tell) {
-        Ok(l) => {
-            println!(
-                "{} is {} of {}: {} queues of {} pages, grants {}",
-                args.disk,
-                l.device(),
-                l.guest.unwrap_or_else(|| format!("domain {domid}")),
-                l.queues,
-                l.ring_pages,
-                grants(l.persistent)
-            );
-            Ok(())
-        }
+        Ok(l) => print_line(&format!(
+            "{} is {} of {}: {} queues of {} pages, grants {}",
+            args.disk,
+            l.device(),
+            l.guest.unwrap_or_else(|| format!("domain {domid}")),
+            l.queues,
+            l.ring_pages,
+            grants(l.persistent)
+        )),
         Err(e) => {
             // Nothing stays behind that nobody uses; a guest that took it just now keeps it.
             let connected = |l: &Listed| l.back == Some(XenbusState::Connected);
@@ -163,8 +156,7 @@ fn detach(args: &DetachArgs) -> Result<()> {
     let devid = parse_device(&args.device)?;
     let node = Node { domid, devid };
     toolstack.detach(node, args.timeout, args.force)?;
-    println!("{} of domain {domid} is gone", device_name(devid));
-    Ok(())
+    print_line(&format!("{} of domain {domid} is gone", device_name(devid)))
 }
 
 fn list(args: &ListArgs) -> Result<()> {
@@ -173,9 +165,7 @@ fn list(args: &ListArgs) -> Result<()> {
         true => serde_json::to_string_pretty(&all.iter().map(json).collect::<Vec<_>>())? + "\n",
         false => table(&all),
     };
-    let mut out = std::io::stdout().lock();
-    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    written.context("printing")
+    print(&text)
 }
 
 fn table(all: &[Listed]) -> String {

@@ -1,10 +1,12 @@
 //! Output of the command for a request for help, and for wrong arguments.
 
-use pvblk_e2e::daemon::pvblk;
+use pvblk_e2e::daemon::{Daemon, pvblk};
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::tools::{Finished, run};
 use pvblk_e2e::{Stop, run_all};
-use std::process::ExitCode;
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 
 fn main() -> ExitCode {
@@ -17,6 +19,7 @@ fn main() -> ExitCode {
             "errors_of_the_machine_are_one_line_and_status_1",
             machine_errors,
         ),
+        ("nobody_reads_the_output", nobody_reads),
     ])
 }
 
@@ -170,4 +173,62 @@ fn machine_errors() -> Result<(), Stop> {
         &[1],
         "nowhere",
     )
+}
+
+/// Exit status, and what it says on standard error.
+fn printing_to(stdout: Stdio, args: &[&str]) -> Result<(Option<i32>, String), Stop> {
+    let mut stderr = tempfile::tempfile()?;
+    let mut command = pvblk(args)?;
+    command.stdout(stdout).stderr(stderr.try_clone()?);
+    let status = command.status()?;
+    let mut text = String::new();
+    stderr.rewind()?;
+    stderr.read_to_string(&mut text)?;
+    Ok((status.code(), text))
+}
+
+/// A reader that has enough is no error, and a full file system is one, in one line.
+fn nobody_reads() -> Result<(), Stop> {
+    let dir = tempfile::tempdir()?;
+    let control = format!("unix:{}", dir.path().join("control").display());
+    let member = format!("file:{},size=64M", dir.path().join("a").display());
+    let others = ["b", "c"].map(|n| format!("file:{},size=64M", dir.path().join(n).display()));
+    let disk = "c=cache:4M:mem:8M";
+    let _daemon = Daemon::start(["serve", "--disk", disk, "--control", &control])?;
+    let create = ["raid", "create", "--raid-devices", "3", &member];
+    finish(&[&create[..], &[&others[0], &others[1]]].concat())?.success()?;
+    let path = dir.path().join("a").display().to_string();
+    let load = ["--rw", "randread", "--runtime", "10ms"];
+    let bench = [&["bench", "--target", "null:1M"], &load[..]].concat();
+    let asks: &[&[&str]] = &[
+        &["ctl", "memory"],
+        &["ctl", "memory", "--json"],
+        &["ctl", "squeeze"],
+        &["disk", "list"],
+        &["disk", "show", "c", "--json"],
+        &["cache", "c"],
+        &["stat"],
+        &["top", "--count", "1"],
+        &["events"],
+    ];
+    let mut all: Vec<Vec<&str>> = vec![bench, vec!["raid", "examine", &path]];
+    all.extend(
+        asks.iter()
+            .map(|a| [a, &["--control", &control][..]].concat()),
+    );
+    for args in &all {
+        let (reader, writer) = std::io::pipe()?;
+        drop(reader);
+        let (status, said) = printing_to(writer.into(), args)?;
+        let is_quiet = status == Some(0) && said.is_empty();
+        check(is_quiet, || format!("{args:?}, closed: {status:?}: {said}"))?;
+        if args[0] == "events" {
+            continue; // there may be none
+        }
+        let full = File::options().write(true).open("/dev/full")?;
+        let (status, said) = printing_to(full.into(), args)?;
+        let is_told = status == Some(1) && said.lines().count() == 1 && said.contains("No space");
+        check(is_told, || format!("{args:?}, full: {status:?}: {said}"))?;
+    }
+    Ok(())
 }

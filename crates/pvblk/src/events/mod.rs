@@ -13,11 +13,12 @@ pub use stream::{EventsQuery, answer};
 pub use watch::hang_after;
 
 use crate::control::{ASK_PATIENCE, Client, ControlArg};
+use crate::output::print_line;
 use anyhow::{Context, Result};
 use clap::Args;
 use program::OnEvent;
 use pvblk_backend::Service;
-use std::io::{BufRead, Write};
+use std::io::BufRead;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,7 +55,6 @@ pub fn run(args: &EventsArgs) -> Result<()> {
         disk: args.disk.clone(),
         after: None,
     };
-    let mut out = std::io::stdout().lock();
     let client = Client::connect(&socket, ASK_PATIENCE)?;
     for line in client
         .stream("events", serde_json::to_value(&query)?)?
@@ -69,14 +69,7 @@ pub fn run(args: &EventsArgs) -> Result<()> {
                 event.to_string()
             }
         };
-        let printed = writeln!(out, "{line}").and_then(|()| out.flush());
-        if let Err(e) = printed {
-            // Its reader has enough.
-            return match e.kind() {
-                std::io::ErrorKind::BrokenPipe => Ok(()),
-                _ => Err(e).context("printing"),
-            };
-        }
+        print_line(&line)?;
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use super::text::time;
 use super::{LatencyArgs, analyze, save};
+use crate::output::print;
 use crate::report;
 use anyhow::{Result, bail};
 use comfy_table::{Table, presets::ASCII_MARKDOWN};
@@ -15,7 +16,7 @@ pub(super) fn run(args: &LatencyArgs, good: &Path, bad: &Path) -> Result<()> {
     if rows.is_empty() {
         bail!("the captures have no device in common");
     }
-    super::print(&deviation_text(&rows))?;
+    print(&deviation_text(&rows))?;
     if let Some(file) = &args.report {
         page(file, [&good, &bad], &rows)?;
     }

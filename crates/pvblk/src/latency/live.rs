@@ -2,6 +2,7 @@
 
 use super::text::Heading;
 use super::{Analysis, LatencyArgs, seconds};
+use crate::output::print;
 use crate::trace;
 use anyhow::{Result, bail};
 use parking_lot::Mutex;
@@ -102,6 +103,6 @@ impl Live<'_> {
             ..Heading::default()
         };
         self.analysis.take().show(&heading, self.args)?;
-        super::print("\n")
+        print("\n")
     }
 }

@@ -7,6 +7,7 @@ mod text;
 
 pub use text::life as life_text;
 
+use crate::output::print;
 use crate::{config, report, trace};
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -17,7 +18,6 @@ use pvblk_trace::slow::SlowLog;
 use pvblk_trace::{Action, Device, Event};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use text::Heading;
@@ -332,13 +332,6 @@ fn analyze(file: &Path) -> Result<Report> {
     let mut report = Analyzer::run(&capture.events, |_| {});
     report.names = std::mem::take(&mut capture.devices);
     Ok(report)
-}
-
-/// Prints to standard output, which may be closed.
-fn print(text: &str) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())
-        .context("writing to standard output")
 }
 
 fn save(path: &Path, text: &str) -> Result<()> {

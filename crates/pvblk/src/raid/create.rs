@@ -4,6 +4,7 @@ use super::args::CreateArgs;
 use super::detail::detail_of;
 use super::report::Report;
 use super::{Opened, member, open_all};
+use crate::output::tell;
 use anyhow::{Result, bail};
 use pvblk_block::Error;
 use pvblk_raid5 as raid5;
@@ -63,7 +64,7 @@ pub fn run(args: &CreateArgs) -> Result<()> {
         let mut progress = Raid5Progress::default();
         let mut tell = |done, of| {
             if let Some(text) = progress.step(done, of) {
-                eprintln!("resync: {text}");
+                tell!("resync: {text}");
             }
         };
         let force = AssembleOptions::default();

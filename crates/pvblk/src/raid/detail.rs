@@ -4,6 +4,7 @@ use super::args::DetailArgs;
 use super::ask::{Array, Speed};
 use super::screen::Screen;
 use super::{member, open_to_read, progress, text};
+use crate::output::print;
 use anyhow::Result;
 use pvblk_raid5::ask::{Detail, DetailMember, DeviceState, Question, Serving};
 use pvblk_raid5::{
@@ -38,8 +39,7 @@ pub fn run(args: &DetailArgs) -> Result<()> {
         }
         let text = printed(&detail, args)?;
         if !args.watch {
-            print!("{text}");
-            return Ok(());
+            return print(&text);
         }
         let screen = match &mut screen {
             Some(screen) => screen,

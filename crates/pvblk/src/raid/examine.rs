@@ -3,6 +3,7 @@
 
 use super::args::ExamineArgs;
 use super::{member, open_to_read, text};
+use crate::output::{print, print_line};
 use anyhow::Result;
 use pvblk_raid5::{
     Feature, Kept, Layout, MemberNames, Policy, Role, Superblock, read_superblock, sleepy,
@@ -21,17 +22,20 @@ pub fn run(args: &ExamineArgs) -> Result<()> {
             all.push(Examined::of(name, &sb, device.capacity_sectors()));
             continue;
         }
-        print!("{name}:\n{}", describe(&sb, device.capacity_sectors()));
+        print(&format!(
+            "{name}:\n{}",
+            describe(&sb, device.capacity_sectors())
+        ))?;
         if let Some(spec) = found_by(name, &sb) {
-            println!("     Found By : {spec}");
+            print_line(&format!("     Found By : {spec}"))?;
         }
         // It can be read, but perhaps not be used.
         if let Err(e) = sb.check(device.capacity_sectors()) {
-            println!("     Note : {e}");
+            print_line(&format!("     Note : {e}"))?;
         }
     }
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&all)?);
+        print_line(&serde_json::to_string_pretty(&all)?)?;
     }
     Ok(())
 }

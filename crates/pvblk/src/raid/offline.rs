@@ -6,6 +6,7 @@ use super::detail::detail_of;
 use super::open_all;
 use super::progress::Bar;
 use super::report::Report;
+use crate::output::tell;
 use anyhow::{Result, bail};
 use pvblk_block::Close;
 use pvblk_raid5 as raid5;
@@ -152,7 +153,7 @@ fn ready(mut assembly: Assembly, offline: &Offline) -> Result<Assembly> {
     let prepared = raid5::prepare(&mut assembly, &options(offline), &mut tell, &mut sleepy());
     bar.end();
     for note in &assembly.notes {
-        eprintln!("{note}");
+        tell!("{note}");
     }
     prepared?;
     Ok(assembly)

@@ -1,5 +1,6 @@
 //! Progress of an array: a bar on a terminal, else a line for each tenth.
 
+use crate::output::{tell, tell_part};
 use pvblk_raid5::Raid5Progress;
 use pvblk_raid5::ask::SyncProgress;
 use std::io::IsTerminal;
@@ -24,19 +25,19 @@ impl Bar {
         }
         if std::io::stderr().is_terminal() {
             self.drawn = true;
-            eprint!("\r{}\x1b[K", bar(sync));
+            tell_part!("\r{}\x1b[K", bar(sync));
             return;
         }
         let line = self.lines.step(sync.done_bytes / 512, sync.of_bytes / 512);
         if let Some(line) = line {
-            eprintln!("{}: {line}{}", sync.action, pace(sync));
+            tell!("{}: {line}{}", sync.action, pace(sync));
         }
     }
 
     /// Takes it away.
     pub fn end(&mut self) {
         if std::mem::take(&mut self.drawn) {
-            eprint!("\r\x1b[K");
+            tell_part!("\r\x1b[K");
         }
     }
 }

@@ -1,5 +1,6 @@
 //! One line about an order that was carried out, or the same as JSON.
 
+use crate::output::print_line;
 use anyhow::Result;
 use pvblk_raid5::ask::{Detail, DetailMember, DeviceState};
 use serde::Serialize;
@@ -38,10 +39,9 @@ impl Report {
     /// Prints it to standard output.
     pub fn print(&self, json: bool) -> Result<()> {
         match json {
-            true => println!("{}", serde_json::to_string(self)?),
-            false => println!("{}", self.message),
+            true => print_line(&serde_json::to_string(self)?),
+            false => print_line(&self.message),
         }
-        Ok(())
     }
 }
 

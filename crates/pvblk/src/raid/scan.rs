@@ -1,6 +1,7 @@
 //! `pvblk raid scan`: the arrays that are in files, one volume a line, as `mdadm --examine --scan`.
 
 use super::args::ScanArgs;
+use crate::output::{print_line, tell};
 use anyhow::{Result, bail};
 use pvblk_raid5::{Candidate, Role, Superblock, select, uuid_text};
 use pvblk_volume::{Candidates, FileSpec, Found, Members, Raid5Spec, VolumeSpec, in_process, look};
@@ -95,19 +96,18 @@ pub fn run(args: &ScanArgs) -> Result<()> {
         files,
     };
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&scan)?);
-        return Ok(());
+        return print_line(&serde_json::to_string_pretty(&scan)?);
     }
     for why in &scan.unusable {
-        eprintln!("{why}");
+        tell!("{why}");
     }
     for array in &scan.arrays {
         for why in &array.left_out {
-            eprintln!("{why}");
+            tell!("{why}");
         }
         match (&array.spec, &array.problem) {
-            (Some(spec), _) => println!("{spec}"),
-            (None, why) => eprintln!(
+            (Some(spec), _) => print_line(spec)?,
+            (None, why) => tell!(
                 "array {} isn't complete: {}",
                 array.uuid,
                 why.as_deref().unwrap_or_default()

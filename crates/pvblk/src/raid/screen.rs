@@ -1,6 +1,7 @@
 //! A text that is drawn again in place on a terminal, and put out as it is elsewhere. One that is larger than the terminal is cut.
 
-use crate::terminal::{Terminal, put, shown, size};
+use crate::output::print;
+use crate::terminal::{Terminal, shown, size};
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTSTP, SIGWINCH};
 use signal_hook::iterator::Signals;
@@ -27,8 +28,8 @@ impl Screen {
 
     pub fn show(&self, text: &str) -> Result<()> {
         match self.terminal {
-            None => put(text),
-            Some(_) => put(&frame(text, size())),
+            None => print(text),
+            Some(_) => print(&frame(text, size())),
         }
     }
 
@@ -48,7 +49,7 @@ impl Screen {
                     SIGTSTP => terminal.stop()?,
                     other => terminal.end_by(other)?,
                 }
-                put(&frame(text, size()))?;
+                print(&frame(text, size()))?;
             }
         }
         Ok(())

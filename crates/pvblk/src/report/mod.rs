@@ -10,11 +10,11 @@ pub use hops::section as hops;
 pub use page::Page;
 
 use crate::latency;
+use crate::output::{print, tell};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use pvblk_trace::blktrace::files_of;
 use serde_json::Value;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 pub const HELP: &str = "\
@@ -178,11 +178,10 @@ pub fn write(to: &Path, page: Page, title: &str) -> Result<()> {
     let made = concat!("made by pvblk report ", env!("CARGO_PKG_VERSION"));
     let html = page.finish(title, made);
     if to.as_os_str() == "-" {
-        let mut out = std::io::stdout().lock();
-        return out.write_all(html.as_bytes()).context("writing the report");
+        return print(&html);
     }
     std::fs::write(to, html).with_context(|| format!("writing {}", to.display()))?;
-    eprintln!("report: {}", to.display());
+    tell!("report: {}", to.display());
     Ok(())
 }
 

@@ -8,11 +8,12 @@ mod text;
 pub use backend::Drawing;
 pub use text::{ascii, is_utf8, shown};
 
+use crate::output::print;
 use anyhow::{Context, Result};
 use crossterm::terminal::{disable_raw_mode, enable_raw_mode};
 use signal_hook::consts::SIGTSTP;
 use signal_hook::low_level::emulate_default_handler;
-use std::io::{IsTerminal, Write, stdout};
+use std::io::{IsTerminal, stdout};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -57,7 +58,7 @@ impl Terminal {
         if self.keys {
             enable_raw_mode().context("reading keys from the terminal")?;
         }
-        put(ENTER)
+        print(ENTER)
     }
 
     /// True until a panic of another thread gave the terminal back.
@@ -89,19 +90,11 @@ impl Drop for Terminal {
 fn give_back() {
     let state = STATE.swap(FREE, Ordering::SeqCst);
     if state != FREE {
-        let _ = put(LEAVE);
+        let _ = print(LEAVE);
     }
     if state == WITH_KEYS {
         let _ = disable_raw_mode();
     }
-}
-
-/// Prints to standard output at once.
-pub fn put(text: &str) -> Result<()> {
-    let mut out = stdout().lock();
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .context("printing")
 }
 
 /// Columns and lines.

@@ -3,8 +3,8 @@
 use super::feed::{Feed, News};
 use super::model::LEAST_NS;
 use super::{Top, view};
-use anyhow::{Context, Result, bail};
-use std::io::{ErrorKind, Write, stdout};
+use crate::output::print;
+use anyhow::{Result, bail};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -23,12 +23,7 @@ pub fn run(mut top: Top, path: &Path, count: Option<u64>) -> Result<()> {
     while count.is_none_or(|count| printed < count) {
         gather(&mut top, &feed, &news)?;
         let text = view::as_text(&top.model, &top.ui, WIDTH, top.utf8);
-        let mut out = stdout().lock();
-        let put = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-        match put {
-            Err(e) if e.kind() == ErrorKind::BrokenPipe => return Ok(()),
-            put => put.context("printing")?,
-        }
+        print(&text)?;
         printed += 1;
     }
     Ok(())

@@ -2,6 +2,7 @@
 
 use super::{TraceArgs, follow, open, seconds};
 use crate::latency;
+use crate::output::tell;
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
 use pvblk_trace::blktrace::{Step, name};
@@ -37,7 +38,7 @@ pub(super) fn from_captures(args: &TraceArgs, file: &Path) -> Result<()> {
         timeline.event(event).with_context(|| shown(file))?;
     }
     for note in &capture.notes {
-        eprintln!("note: {note}");
+        tell!("note: {note}");
     }
     let (_, drawn) = timeline.finish().with_context(|| shown(file))?;
     told(file, drawn, capture.missing);
@@ -54,7 +55,7 @@ fn told(file: &Path, drawn: Drawn, missing: u64) {
         0 => String::new(),
         n => format!("; {n} events were lost, and requests of that time are left out"),
     };
-    eprintln!("{} requests on all layers in {place}{lost}", drawn.requests);
+    tell!("{} requests on all layers in {place}{lost}", drawn.requests);
 }
 
 struct Live {
@@ -86,7 +87,7 @@ pub(super) fn from_servers(args: &TraceArgs, file: &Path) -> Result<()> {
     told(file, drawn, 0);
     match live.merge.late() {
         0 => {}
-        n => eprintln!("warning: {n} events came too late to be sorted: slices may be wrong"),
+        n => tell!("warning: {n} events came too late to be sorted: slices may be wrong"),
     }
     end
 }

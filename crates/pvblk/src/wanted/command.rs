@@ -2,7 +2,7 @@
 
 use super::Difference;
 use crate::control::{Client, ControlArg};
-use crate::disk::{print, print_json};
+use crate::output::{print, print_json};
 use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::json;
