@@ -219,7 +219,7 @@ fn handle_signals(stop: &Arc<AtomicBool>) -> Result<(), Error> {
     Ok(())
 }
 
-/// What was measured is right even if nobody reads it.
+/// Prints a line. The figures are right even if nobody reads them.
 fn put(line: &str) -> Result<(), Error> {
     print_anyway(&format!("{line}\n")).map_err(|e| Error::os("printing", e))
 }

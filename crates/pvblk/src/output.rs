@@ -1,5 +1,5 @@
-//! What commands print. A reader of standard output that has enough may go at any time: `pvblk disk list | head -1` is no error. What goes to standard
-//! error, notes and progress, may get lost.
+//! Output of commands. A reader of standard output that has enough may go at any time: `pvblk disk list | head -1` is no error. Notes and progress, on standard
+//! error, may get lost.
 
 use anyhow::{Context, Result};
 use serde::Serialize;

@@ -3,6 +3,7 @@
 use super::rpc::{Request, Response, RpcError};
 use super::{ASK, ERROR, LONGEST_QUESTION, MEMORY, OK, TRACE};
 use anyhow::{Context, Result, anyhow, bail};
+use pvblk_block::error_line;
 use pvblk_client::dial::{SocketType, dial};
 use pvblk_trace::blktrace::Reader;
 use serde::de::DeserializeOwned;
@@ -90,22 +91,31 @@ fn connect(path: &Path, patience: Duration) -> Result<UnixStream> {
     Ok(socket)
 }
 
+/// The error about a server that isn't ours.
+fn another_kind(name: &str) -> anyhow::Error {
+    anyhow!("{name}: this is no control socket: give --control's of the server")
+}
+
+/// True for what a server that isn't ours does to a reader of lines.
+fn is_of_another_kind(e: &std::io::Error) -> bool {
+    matches!(
+        e.kind(),
+        ErrorKind::ConnectionReset | ErrorKind::InvalidData
+    )
+}
+
 /// The first line of an answer.
 fn accepted(name: &str, input: &mut impl BufRead) -> std::io::Result<Result<()>> {
     let mut answer = String::new();
     match input.read_line(&mut answer) {
-        Err(e)
-            if matches!(
-                e.kind(),
-                ErrorKind::ConnectionReset | ErrorKind::InvalidData
-            ) => {}
+        Err(e) if is_of_another_kind(&e) => {}
         end => _ = end?,
     }
     Ok(match answer.trim_end() {
         OK => Ok(()),
         other => Err(match other.strip_prefix(ERROR) {
             Some(why) => anyhow!("{name}: {why}"),
-            None => anyhow!("{name}: this is no control socket: give --control's of the server"),
+            None => another_kind(name),
         }),
     })
 }
@@ -126,15 +136,22 @@ impl Client {
     /// Connects to the server at `path`; a call may take `patience`.
     pub fn connect(path: &Path, patience: Duration) -> Result<Client> {
         let name = path.display().to_string();
-        let socket = connect(path, patience).with_context(|| {
-            format!("{name}: connecting to the server; --control unix:PATH names another socket")
+        let socket = connect(path, patience).map_err(|e| {
+            anyhow!(
+                "{} (--control unix:PATH names another socket)",
+                error_line(&*e)
+            )
         })?;
-        Ok(Client {
+        Ok(Client::on(name, BufReader::new(socket)))
+    }
+
+    fn on(name: String, input: BufReader<UnixStream>) -> Client {
+        Client {
             name,
-            input: BufReader::new(socket),
+            input,
             next: 1,
             answered: true,
-        })
+        }
     }
 
     /// True if the last call had a response, be it an error: the connection goes on.
@@ -179,14 +196,21 @@ impl Client {
         send(self.input.get_ref(), &line).with_context(failed)?;
         let mut text = String::new();
         let mut bounded = (&mut self.input).take(LONGEST_RESPONSE);
-        bounded.read_line(&mut text).with_context(failed)?;
+        match bounded.read_line(&mut text) {
+            Err(e) if is_of_another_kind(&e) => return Err(another_kind(&self.name)),
+            read => _ = read.with_context(failed)?,
+        }
         if text.is_empty() {
             bail!("{}: the server ended the connection", self.name);
         }
         if let Some(why) = text.trim_end().strip_prefix(ERROR) {
             bail!("{}: {why}: it is of an earlier version", self.name);
         }
-        let response: Response = serde_json::from_str(&text).with_context(failed)?;
+        let is_object = text.starts_with('{');
+        let response: Response = match serde_json::from_str(&text) {
+            Err(_) if !is_object => return Err(another_kind(&self.name)),
+            response => response.with_context(failed)?,
+        };
         self.answered = true;
         if let Some(error) = response.error {
             return Ok(Err(error));
@@ -231,12 +255,8 @@ impl Stream {
             1 => begin(&name, &socket, TRACE).with_context(failed)??,
             _ => {
                 let input = socket.try_clone().with_context(failed)?;
-                let mut client = Client {
-                    name: name.clone(),
-                    input: BufReader::with_capacity(1 << 16, input),
-                    next: 1,
-                    answered: true,
-                };
+                let input = BufReader::with_capacity(1 << 16, input);
+                let mut client = Client::on(name.clone(), input);
                 client.call::<Value>(TRACE, json!({"every": every}))?;
                 client.input
             }
@@ -279,6 +299,19 @@ mod tests {
             drop(theirs);
             let begun = begin("s", &ours, TRACE).expect("no error of the socket");
             let told = begun.expect_err("none of ours").to_string();
+            assert!(told.contains("this is no control socket"), "{told}");
+        }
+    }
+
+    #[test]
+    fn a_call_tells_a_server_of_another_kind() {
+        for greeting in [&b"NBDMAGIC"[..], b"\xff\xfe\n", b"220 mail\r\n"] {
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            theirs.write_all(greeting).unwrap();
+            drop(theirs);
+            let mut client = Client::on("s".into(), BufReader::new(ours));
+            let told = client.request("disk.list", Value::Null).unwrap_err();
+            let told = told.to_string();
             assert!(told.contains("this is no control socket"), "{told}");
         }
     }

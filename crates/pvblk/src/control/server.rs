@@ -121,8 +121,11 @@ pub fn no_disk(disks: &Disks, name: &str) -> Error {
     if disks.len() > MOST_NAMED {
         names.push("more");
     }
-    let names = names.join(", ");
-    Error::config(format!("no disk named {name}; there are {names}"))
+    let there = match names.join(", ") {
+        none if none.is_empty() => "none is served".to_owned(),
+        names => format!("there are {names}"),
+    };
+    Error::config(format!("no disk named {name}; {there}"))
 }
 
 /// Listens until it is dropped.

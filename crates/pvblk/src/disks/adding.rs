@@ -24,8 +24,9 @@ impl Registry {
                 Some(entry) if entry.stage == Stage::Failed => entry.wanted.clone(),
                 Some(entry) => return Err(Refused::busy(name, entry)),
                 None => {
-                    let text =
-                        format!("there is no disk {name} to try again: add one by {name}=VOLUME");
+                    let text = format!(
+                        "there is no disk {name} to try again: add one by {name}=VOLUME, or serve one of the configuration that was removed by `pvblk ctl reload`"
+                    );
                     return Err(Refused::new(Why::NoDisk, text));
                 }
             }

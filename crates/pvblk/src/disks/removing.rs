@@ -227,7 +227,7 @@ fn in_use(name: &str, users: &[(String, usize)]) -> Refused {
         all.push(format!("{} more", users.len() - NAMED));
     }
     let text = format!(
-        "disk {name} is used by {}: disconnect them, or use --force",
+        "disk {name} is used by {}: disconnect them (`pvblk disk show {name}` lists them), or use --force",
         all.join(", ")
     );
     Refused::new(Why::InUse, text)

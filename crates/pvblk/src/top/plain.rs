@@ -22,6 +22,11 @@ pub fn run(mut top: Top, path: &Path, count: Option<u64>) -> Result<()> {
     let mut printed = 0;
     while count.is_none_or(|count| printed < count) {
         gather(&mut top, &feed, &news)?;
+        if let Some(name) = &top.ui.disk
+            && !top.model.rows.contains_key(name)
+        {
+            bail!("the server has no disk {name}; `pvblk disk list` shows all");
+        }
         let text = view::as_text(&top.model, &top.ui, WIDTH, top.utf8);
         print(&text)?;
         printed += 1;

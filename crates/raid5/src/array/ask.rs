@@ -231,6 +231,11 @@ impl Shared {
         }
         let (name, device) = match self.held_device(text) {
             Some(held) => held,
+            None if text.parse::<usize>().is_ok() => {
+                return Err(Error::config(format!(
+                    "no member comes back to place {text} by itself: name the device that is to come back"
+                )));
+            }
             None => (text.to_owned(), self.control.names.open(text)?),
         };
         self.re_add(&name, &device, &mut sleepy())?;

@@ -221,7 +221,9 @@ pub(super) fn file_len(file: BorrowedFd<'_>) -> Result<u64, Errno> {
 fn missing_hint(spec: &FileSpec) -> &'static str {
     // A mistyped option looks like a part of the path.
     if spec.path.as_os_str().as_encoded_bytes().contains(&b',') {
-        "no such file; if the comma begins an option, it must be one of direct, ro, nolock, engine=, size=, sector="
+        "no such file; if the comma begins an option, it must be one of direct, ro, nolock, engine=, size=, sector=, format="
+    } else if spec.size_bytes.is_some() {
+        "no such file"
     } else {
         "no such file; add size=SIZE to make it, as in file:/srv/disk.img,size=10G"
     }

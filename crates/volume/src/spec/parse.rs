@@ -75,6 +75,10 @@ fn parse(text: &str, depth: usize) -> Result<VolumeSpec, String> {
             "unknown kind `{}`: of URIs nbd://, nbd+unix://, nbds:// and nbds+unix:// are known; of a file write file:PATH",
             scheme.escape_debug()
         )),
+        (word, Some(_)) if text.contains('/') && is_word(word) => Err(format!(
+            "unknown kind `{word}`: use {}; of a file whose path begins so write file:PATH",
+            KINDS.join(", ")
+        )),
         _ if text.contains('/') => file(text).map(VolumeSpec::File),
         ("", _) => Err(format!(
             "a kind is missing: {}, or a path with a `/`",
@@ -325,6 +329,11 @@ fn cache(args: &str) -> Result<CacheSpec, String> {
         spec.set(key, value)?;
     }
     Ok(spec)
+}
+
+/// True for what looks like the kind of a volume, as `fil` does.
+fn is_word(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_lowercase())
 }
 
 #[cfg(test)]

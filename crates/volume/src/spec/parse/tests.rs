@@ -404,6 +404,7 @@ fn every_error_is_one_line_that_says_what_is_allowed() {
         ("", "a kind is missing"),
         (":x", "a kind is missing"),
         ("memory:1G", "unknown kind `memory`: use null, mem"),
+        ("fil:/srv/a.img", "unknown kind `fil`: use null, mem"),
         ("disk.img", "a path with a `/`"),
         ("a\nb", "unknown kind `a\\nb`"),
         ("mem", "a size is missing, as in mem:1G"),
