@@ -164,6 +164,12 @@ fn mistakes() -> Result<(), Stop> {
         &["nosuch/a".into(), "b".into(), "c".into()],
         "nosuch/a",
     )?;
+    let twin: PathBuf = format!("{},nolock", members[0].display()).into();
+    refused(
+        &with(&[]),
+        &[twin.clone(), members[1].clone(), twin],
+        "is named twice",
+    )?;
     refused(&["detail"], &members, "not a member of an md array")?;
     raid(&three, &members)?;
     refused(&three, &members, "is a member of array")?;

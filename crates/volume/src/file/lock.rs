@@ -144,6 +144,13 @@ fn why(spec: &FileSpec, held: Held, holder: &LockHolder) -> String {
         (Held::ByAnother, _) => "another program has it open and locked, as QEMU does",
     };
     match holder {
+        // Without the lock both would write, which is never right.
+        LockHolder::Process { pid, .. } if *pid == std::process::id() => {
+            format!("{who}: {holder}; it is named twice, or a disk of this server stands on it")
+        }
+        LockHolder::Process { name, .. } if name.starts_with("pvblk") => format!(
+            "{who}: {holder}; stop that server, remove its disk, or ask that server by its control socket (--control)"
+        ),
         LockHolder::Process { .. } => {
             format!("{who}: {holder}; close that first, or add `nolock` if that is safe")
         }

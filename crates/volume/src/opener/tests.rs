@@ -366,6 +366,25 @@ fn the_opener_tells_who_has_the_file() {
     assert!(open(&need, "file:/elsewhere/disk").is_ok());
     drop(opener);
 
+    // Another server of ours would write, too: the lock stays.
+    let opener = Elsewhere {
+        holder: LockHolder::Process {
+            pid: 7,
+            name: "pvblk".into(),
+        },
+        ..Elsewhere::new()
+    };
+    opener.file("disk", 1 << 20);
+    let (opener, need) = self::need(opener);
+    let first = open(&need, "file:/elsewhere/disk").expect("a volume");
+    let error = open(&need, "file:/elsewhere/disk").map(drop);
+    let error = error.expect_err("locked").to_string();
+    assert!(
+        error.contains("--control") && !error.contains("nolock"),
+        "{error}"
+    );
+    drop((first, opener));
+
     let opener = Elsewhere {
         loop_device: Some("/dev/loop7".into()),
         ..Elsewhere::new()
