@@ -286,6 +286,17 @@ impl VolumeSpec {
         }
     }
 
+    /// The file that it stands on, if it stands on one.
+    pub fn file(&self) -> Option<&FileSpec> {
+        match self {
+            VolumeSpec::File(file) => Some(file),
+            VolumeSpec::Delay(_, inner)
+            | VolumeSpec::Fault(_, inner)
+            | VolumeSpec::Cache(_, inner) => inner.file(),
+            _ => None,
+        }
+    }
+
     fn problem(&self) -> Option<String> {
         let sector_ok = |s: u32| s == 512 || s == 4096;
         match self {

@@ -9,6 +9,7 @@ use pvblk_block::{BlockDevice, Error, error_line};
 use pvblk_raid5::ask::{Question, SpecAnswer};
 use pvblk_volume::{Members, Raid5Spec, VolumeSpec};
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 /// Most devices that may be on their way into one array.
@@ -21,6 +22,9 @@ pub fn open(
     name: &str,
     spec: &VolumeSpec,
 ) -> Result<Arc<dyn BlockDevice>, Error> {
+    if state.is_some_and(|state| state.has_added(name, spec)) {
+        refuse_to_make(opener, spec)?;
+    }
     let joining = state.map(|s| s.joining(name)).unwrap_or_default();
     let Some(with) = with_devices(spec, &joining) else {
         return opener.volume(spec);
@@ -46,6 +50,19 @@ pub fn open(
         }
     }
     Ok(device)
+}
+
+/// The disk was served: a file that isn't there now is missed. One that is made in its place, where a file system isn't mounted, would be empty, and healthy.
+fn refuse_to_make(opener: &Opener, spec: &VolumeSpec) -> Result<(), Error> {
+    let Some(file) = spec.file().filter(|file| file.size_bytes.is_some()) else {
+        return Ok(());
+    };
+    match opener.stat(&file.path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => Err(Error::config(format!(
+            "{spec}: the file has gone since the disk was added, perhaps with a file system that isn't mounted: bring it back, or remove the disk and add it again to begin with an empty one"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Asks a disk a question that may change the members of its array: stores first what may come, and afterwards what is.

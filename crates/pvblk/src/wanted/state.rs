@@ -4,6 +4,7 @@ use super::changes::Occasion;
 use super::{Changes, Configured, DiskWanted, Listeners, RealFolder, Store};
 use anyhow::{Result, anyhow};
 use parking_lot::{Condvar, Mutex};
+use pvblk_volume::VolumeSpec;
 use std::sync::{Arc, OnceLock};
 
 /// The wanted state: the configuration, and changes at run time over it.
@@ -93,6 +94,18 @@ impl WantedState {
     pub fn disk(&self, name: &str) -> Option<DiskWanted> {
         let inner = self.inner.lock();
         inner.changes.disk(&inner.configured, name).cloned()
+    }
+
+    /// True if this disk was added at run time, on this volume, and is wanted still.
+    pub fn has_added(&self, name: &str, volume: &VolumeSpec) -> bool {
+        let inner = self.inner.lock();
+        let is_added = inner.configured.disk(name).is_none();
+        let wanted = inner.changes.disk(&inner.configured, name);
+        let has_volume = |wanted: &DiskWanted| {
+            let stored = wanted.volume.parse::<VolumeSpec>();
+            stored.is_ok_and(|stored| stored == *volume)
+        };
+        is_added && wanted.is_some_and(has_volume)
     }
 
     /// Devices that may have become members of the array of disk `name` since its volume was written.

@@ -276,10 +276,8 @@ fn gone() -> Result<(), Stop> {
     let (here, away) = (server.path("c.img"), server.path("away.img"));
     server.done(&["disk", "add", &format!("c=file:{},size=1M", here.display())])?;
     server.daemon.stop()?;
-    // A folder has its name, so that `size=` can't make another file.
-    std::fs::create_dir(&away)?;
-    std::fs::rename(&here, away.join("c.img"))?;
-    std::fs::create_dir(&here)?;
+    // As if its file system weren't mounted. `size=` doesn't make another file, which would be empty.
+    std::fs::rename(&here, &away)?;
     server.again()?;
     let list: Value = serde_json::from_str(&server.done(&["disk", "list", "--json"])?)?;
     let shown = &list["disks"][1];
@@ -300,11 +298,19 @@ fn gone() -> Result<(), Stop> {
     check(said.lines().count() == 1 && said.contains("c.img"), || {
         said.clone()
     })?;
-    std::fs::remove_dir(&here)?;
-    std::fs::rename(away.join("c.img"), &here)?;
+    check(!here.exists(), || "a file was made".to_owned())?;
+    std::fs::rename(&away, &here)?;
     let said = server.done(&["disk", "add", "c"])?;
     check(said.contains("disk c: serving"), || said.clone())?;
     drop(Connection::open(&server.path("nbd"), "c")?);
+    // Whoever wants an empty one says so.
+    server.daemon.stop()?;
+    std::fs::remove_file(&here)?;
+    server.again()?;
+    let said = server.ask(&["disk", "add", "c"])?.stderr;
+    check(said.contains("bring it back"), || said.clone())?;
+    server.done(&["disk", "remove", "c"])?;
+    server.done(&["disk", "add", &format!("c=file:{},size=1M", here.display())])?;
     server.daemon.stop()
 }
 

@@ -56,7 +56,7 @@ impl Candidates {
             ));
         }
         for within in &self.within {
-            let Some(file) = leaf(within) else {
+            let Some(file) = within.file() else {
                 return Some(format!(
                     "in=[{within}]: candidates are files and block devices; name members of other kinds in brackets instead"
                 ));
@@ -226,19 +226,8 @@ fn listed(lines: &[String]) -> String {
     text
 }
 
-/// The file that a volume stands on.
-pub(super) fn leaf(spec: &VolumeSpec) -> Option<&FileSpec> {
-    match spec {
-        VolumeSpec::Delay(_, inner) | VolumeSpec::Fault(_, inner) | VolumeSpec::Cache(_, inner) => {
-            leaf(inner)
-        }
-        VolumeSpec::File(file) => Some(file),
-        _ => None,
-    }
-}
-
 fn pattern(spec: &VolumeSpec) -> Option<&Path> {
-    leaf(spec).map(|file| file.path.as_path())
+    spec.file().map(|file| file.path.as_path())
 }
 
 /// The same volume on another file.
@@ -263,7 +252,7 @@ fn leaf_mut(spec: &mut VolumeSpec) -> Option<&mut FileSpec> {
 /// The candidate that a named member is: its absolute path as a pattern that matches nothing else.
 fn candidate(name: &str) -> Option<VolumeSpec> {
     let spec: VolumeSpec = name.parse().ok()?;
-    let path = std::path::absolute(&leaf(&spec)?.path).ok()?;
+    let path = std::path::absolute(&spec.file()?.path).ok()?;
     let spec = with_path(&spec, Path::new(&glob::Pattern::escape(path.to_str()?)));
     Some(without_size(spec))
 }
@@ -298,12 +287,12 @@ fn by_uuid(parts: &SpecParts) -> Option<Candidates> {
     let mut within: Vec<VolumeSpec> = Vec::new();
     for text in &parts.patterns {
         let spec: VolumeSpec = text.parse().ok()?;
-        let path = std::path::absolute(&leaf(&spec)?.path).ok()?;
+        let path = std::path::absolute(&spec.file()?.path).ok()?;
         within.push(with_path(&spec, &path));
     }
     for name in &parts.devices {
         let spec: VolumeSpec = name.parse().ok()?;
-        let path = &leaf(&spec)?.path;
+        let path = &spec.file()?.path;
         // A pattern finds the device with its own options.
         let is_found = |w: &VolumeSpec| {
             pattern(w).is_some_and(|p| matches(p, path))

@@ -1,7 +1,7 @@
 //! The devices that an array's questions name: names are specs.
 
 use super::super::{Need, VolumeSpec};
-use super::found::{leaf, spec_now};
+use super::found::spec_now;
 use pvblk_block::{BlockDevice, Error};
 use pvblk_raid5::{MemberNames, SpecParts};
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ impl MemberNames for SpecNames {
 
     fn file(&self, name: &str) -> Option<PathBuf> {
         let spec: VolumeSpec = name.parse().ok()?;
-        let path = &leaf(&spec)?.path;
+        let path = &spec.file()?.path;
         let real = self.need.opener.real_path(path);
         real.or_else(|_| std::path::absolute(path)).ok()
     }

@@ -2,7 +2,7 @@
 //! more, and not the one that does.
 
 use super::super::{FileSpec, VolumeSpec};
-use super::found::{Candidates, leaf, with_path, without_size};
+use super::found::{Candidates, with_path, without_size};
 use super::look::{Found, look};
 use super::{Members, Raid5Spec};
 use crate::opener::FileOpener;
@@ -127,7 +127,7 @@ impl Beside {
     ) -> Option<Beside> {
         let mut patterns: Vec<PathBuf> = Vec::new();
         for member in members.iter().flatten() {
-            let path = &leaf(member)?.path;
+            let path = &member.file()?.path;
             if opener.stat(path).ok()?.kind() != FileType::RegularFile {
                 return None;
             }
