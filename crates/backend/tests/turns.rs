@@ -274,4 +274,11 @@ fn requests_that_need_an_order_count_as_others_do() {
     ] {
         share_evenly([(4096, 8, 1, none), (512, 4, 1, flag), (512, 1, 3, none)]);
     }
+    // They aren't cut in parts, so one is longer than a turn.
+    let barrier = RequestFlags::BARRIER;
+    share_evenly([
+        (4096, 8, 1, none),
+        (1 << 20, 1, 1, barrier),
+        (512, 1, 3, none),
+    ]);
 }

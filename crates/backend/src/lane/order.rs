@@ -144,7 +144,11 @@ impl Lane {
     /// As [`Lane::submit_special`], for a request whose end needs nothing more. It counts for the step as others do: a client that sends nothing else
     /// would have its worker for itself.
     fn submit_one(&mut self, request: Box<Request>) {
-        self.turn.copied(Parts::cost(&request));
+        let sectors = match request.op.has_data() {
+            true => request.sectors,
+            false => Parts::cost(&request),
+        };
+        self.turn.copied(sectors);
         self.turn.submitted(1);
         self.batch.push(request);
         self.issue();
