@@ -64,12 +64,13 @@ fn command() -> ExitCode {
         Ok(cli) => cli,
         Err(e) => return usage_error(&e),
     };
-    if !matches!(
+    let is_server = matches!(
         cli.command,
         cli::Command::Serve(_) | cli::Command::Attach(_) | cli::Command::Web(_)
-    ) {
-        // Without flags there is nothing that could be wrong.
-        let _ = log::start(None);
+    );
+    if !is_server && let Err(e) = log::start(None) {
+        log::failure(format_args!("pvblk: {}", error_line(&*e)));
+        return ExitCode::FAILURE;
     }
     let result = match &cli.command {
         cli::Command::Serve(args) => match serve::run(args) {

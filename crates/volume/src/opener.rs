@@ -53,6 +53,10 @@ pub trait FileOpener: fmt::Debug + Send + Sync {
     fn loop_over(&self, file: BorrowedFd<'_>, read_only: bool) -> Option<PathBuf>;
     /// The text of a file in the kernel's folder of a block device, or of the disk that it is a partition of, such as `queue/rotational`.
     fn device_text(&self, device: u64, leaf: &str) -> io::Result<String>;
+    /// The rule by which it refuses files (`EACCES`) that the system would open, for errors.
+    fn rule(&self) -> Option<&'static str> {
+        None
+    }
 }
 
 /// The file that a path leads to.

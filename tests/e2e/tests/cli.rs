@@ -141,10 +141,32 @@ fn wrong_values() -> Result<(), Stop> {
             ],
             "--ring-pages",
         ),
+        (
+            &[
+                "serve",
+                "--disk",
+                "a=mem:4M",
+                "--nbd",
+                nbd,
+                "--web-token-file",
+                "/t",
+            ],
+            "give --web ADDRESS too",
+        ),
+        (&["serve", "--disk", "a=fil:/srv/a", "--nbd", nbd], "`fil`"),
     ] {
         refused(args, &[1, 2], culprit)?;
     }
-    Ok(())
+    let mut command = pvblk(["disk", "list"])?;
+    command.env("PVBLK_LOG", "loud");
+    let finished = run(command, Duration::from_secs(60))?;
+    let is_told = finished
+        .stderr
+        .starts_with("pvblk: PVBLK_LOG: log loud: a level is one of");
+    match is_told && finished.stderr.lines().count() == 1 {
+        true => Ok(()),
+        false => Err(finished.failure("should say what is wrong with PVBLK_LOG")),
+    }
 }
 
 fn machine_errors() -> Result<(), Stop> {

@@ -62,11 +62,13 @@ impl LogArgs {
 /// log text.
 pub fn start(server: Option<(&LogArgs, &Opener)>) -> Result<()> {
     let args = server.map(|(args, _)| args);
-    let by_environment =
-        || EnvFilter::try_from_env("PVBLK_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let filter = match args.and_then(|a| a.log.as_deref()) {
-        Some(text) => filter::parse(text)?,
-        None => by_environment(),
+    let filter = match (
+        args.and_then(|a| a.log.as_deref()),
+        std::env::var("PVBLK_LOG"),
+    ) {
+        (Some(text), _) => filter::parse(text)?,
+        (None, Ok(text)) if !text.is_empty() => filter::parse(&text).context("PVBLK_LOG")?,
+        _ => EnvFilter::new("info"),
     };
     let format: Format = match args {
         Some(args) => args.log_format.as_deref().unwrap_or("auto").parse()?,

@@ -69,9 +69,16 @@ pub fn rebuild(args: &MembersArgs) -> Result<()> {
     match (assembly.failed(), &assembly.incoming) {
         (_, Some(_)) => {}
         (Some(_), None) if spare => {}
-        (Some(place), None) => bail!(
-            "no member is at place {place}, and no spare is named: make one with `pvblk raid add`, and name it"
-        ),
+        (Some(place), None) => {
+            let stale = assembly.spares.iter().find(|s| !s.is_spare());
+            let remedy = match stale.map(|s| &s.name) {
+                Some(name) => format!(
+                    "{name} is stale, which is no spare: `pvblk raid add MEMBER… --spare {name}` makes it one"
+                ),
+                None => "no spare is named: make one with `pvblk raid add`, and name it".to_owned(),
+            };
+            bail!("no member is at place {place}, and {remedy}")
+        }
         (None, None) => bail!("there is nothing to rebuild: all members are there"),
     }
     run(

@@ -227,6 +227,12 @@ impl PassCall for FileCalls {
             _ => Err(Errno::PROTO.into()),
         }
     }
+
+    fn rule(&self) -> Option<&'static str> {
+        Some(
+            "a server in a sandbox opens files that its configuration names, and those below a folder of --open-in (open_in)",
+        )
+    }
 }
 
 /// A socket's file, which the parent made and removes.

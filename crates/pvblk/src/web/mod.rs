@@ -9,7 +9,7 @@ use crate::config::File;
 use crate::control::{ControlArg, Methods};
 use crate::opener::Opener;
 use crate::{daemon, log};
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use backing::{Backing, Behind, Inside};
 use clap::Args;
 pub use metrics::DiskFigures;
@@ -81,6 +81,15 @@ impl WebConfig {
     /// Of flags, and of the file where there is no flag; `None`: nothing is offered.
     pub fn of_server(args: &ServeWebArgs, file: &File) -> Result<Option<WebConfig>> {
         let Some(address) = args.web.as_ref().or(file.web.as_ref()) else {
+            let access = &args.access;
+            let hosts = !access.web_host.is_empty() || !file.web_host.is_empty();
+            let token = access.web_token_file.is_some() || file.web_token_file.is_some();
+            let remote = access.web_allow_remote || file.web_allow_remote;
+            if hosts || token || remote {
+                bail!(
+                    "--web-host, --web-token-file and --web-allow-remote say who may use the page: give --web ADDRESS too"
+                );
+            }
             return Ok(None);
         };
         let mut access = args.access.clone();

@@ -249,7 +249,9 @@ fn open_file(
         Err(e) if Errno::from_io_error(&e) == Some(Errno::PERM) => open(flags),
         opened => opened,
     };
+    let rule = opener.rule();
     opened.map_err(|e| match Errno::from_io_error(&e) {
+        Some(Errno::ACCESS) if rule.is_some() => os(spec, rule.unwrap_or_default(), e),
         Some(Errno::ACCESS | Errno::PERM | Errno::ROFS) if !spec.read_only => os(
             spec,
             "can't be opened for writing; add `ro` to only read it",

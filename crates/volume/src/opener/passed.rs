@@ -53,6 +53,11 @@ pub trait PassCall: fmt::Debug + Send + Sync {
         call: FileCall,
         file: Option<BorrowedFd<'_>>,
     ) -> io::Result<(FileAnswer, Option<OwnedFd>)>;
+
+    /// As [`FileOpener::rule`].
+    fn rule(&self) -> Option<&'static str> {
+        None
+    }
 }
 
 /// Makes a call that was received. [`FileAnswer::Failed`] is among the answers.
@@ -158,6 +163,10 @@ fn another() -> io::Error {
 }
 
 impl<W: PassCall> FileOpener for PassedOpener<W> {
+    fn rule(&self) -> Option<&'static str> {
+        self.0.rule()
+    }
+
     fn open(&self, path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
         self.descriptor(FileCall::Open(path.into(), flags.bits(), mode.bits()), None)
     }
