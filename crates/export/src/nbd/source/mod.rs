@@ -301,7 +301,7 @@ impl RequestSource for NbdSource {
     }
 
     fn pull(&mut self, room: usize, out: &mut Vec<Box<Request>>) -> Result<Pulled, SourceEnd> {
-        let before = out.len();
+        let (before, replies) = (out.len(), self.outbox.len());
         let target = before + room.min(self.issuer.room() as usize);
         self.issuer.begin();
         self.take_answers();
@@ -325,7 +325,8 @@ impl RequestSource for NbdSource {
         }
         Ok(Pulled {
             ordered: self.issuer.is_ordered(),
-            answered: 0,
+            // Nothing is sent here.
+            answered: self.outbox.len().saturating_sub(replies),
         })
     }
 

@@ -562,3 +562,21 @@ fn first_requests_may_come_with_the_handshake() {
     *rig.source.incoming.inbox() = crate::nbd::receive::Inbox::new(bytes);
     assert_eq!(rig.reply().data.len(), 4096);
 }
+
+/// They cost the worker as much as others, so its lane is charged for them.
+#[test]
+fn requests_that_the_source_answers_are_counted() {
+    let device = MemDevice::sized(4 * MIB);
+    let mut rig = Rig::new(&device, Mode::Simple, &NbdConfig::default());
+    let mut bytes = Vec::new();
+    for _ in 0..5 {
+        bytes.extend(rig.encode(99, 0, 0, 0).1);
+    }
+    bytes.extend(rig.encode(READ, 0, 0, 512).1);
+    // Not by the rig, which steps the source.
+    let mut client = rig.client.as_ref().unwrap();
+    std::io::Write::write_all(&mut client, &bytes).unwrap();
+    let mut out = Vec::new();
+    let pulled = rig.source.pull(16, &mut out).unwrap();
+    assert_eq!((pulled.answered, out.len()), (5, 1));
+}
