@@ -426,6 +426,44 @@ fn holes_are_told_and_what_is_written_is_data_at_once() {
     assert_eq!(map(0, 16), [(0, 16, Data)]);
 }
 
+/// Where a write is at the server while somebody asks, the answer doesn't hold when the write has ended.
+#[test]
+fn a_hole_that_was_told_before_a_write_ended_is_asked_for_again() {
+    use pvblk_block::ExtentKind::{Data, Hole};
+    let server = ModelServer::start(SECTORS * 512, FLAGS, Mode::Structured, 1);
+    let (client, mut queues) = connect(&server, config(2));
+    let device: Arc<dyn BlockDevice> = client;
+    let kind = || {
+        let mut out = Vec::new();
+        device.extents(104, 8, &mut out).unwrap();
+        out.iter().map(|e| e.kind).collect::<Vec<_>>()
+    };
+    server.model.lock().holds_writes = true;
+    let b = Buffer::anonymous(4096).unwrap();
+    b.write(0, &[5; 4096]);
+    let write = Request::with_buffers(Op::Write, 104, vec![b], 1);
+    queues[0].submit(&mut vec![write]);
+    // Whichever of the two the server sees first, it hasn't executed the write.
+    assert_eq!(kind(), [Hole]);
+    server.model.lock().holds_writes = false;
+    finish(&mut queues[0], vec![]).unwrap();
+    assert_eq!(kind(), [Data]);
+}
+
+/// Such an answer was asked for again, and again.
+#[test]
+fn an_answer_that_tells_of_no_whole_sector_ends_a_question() {
+    use pvblk_block::ExtentKind::Data;
+    let server = ModelServer::start(SECTORS * 512, FLAGS, Mode::Structured, 1);
+    let (client, _queues) = connect(&server, config(2));
+    let device: Arc<dyn BlockDevice> = client;
+    server.model.lock().told_status = Some(vec![(100, 3), (412, 3)]);
+    let mut out = Vec::new();
+    device.extents(0, 4, &mut out).unwrap();
+    assert!(out.iter().all(|e| e.kind == Data), "{out:?}");
+    assert_eq!(out.iter().map(|e| e.sectors).sum::<u64>(), 4);
+}
+
 /// A smaller export is refused, unless the user asks to look.
 #[test]
 fn a_smaller_size_is_taken_on_refresh() {

@@ -48,7 +48,7 @@ struct Session {
 /// Extents that the server told, in sectors, one behind the other.
 struct Answer {
     at: Instant,
-    /// Number of writes that were submitted before.
+    /// [`Link::writes`] before the question: a write that was at the server then, and ends later, may not be told of.
     writes: u64,
     range: Range<u64>,
     extents: Vec<Extent>,
@@ -125,6 +125,9 @@ impl State {
         }
         self.session = Some(session);
         let reached = extents.last().map_or(at, |e| e.sector + e.sectors);
+        if reached <= at {
+            return Err("an answer that tells of no sector".into());
+        }
         Ok(Answer {
             at: begin,
             writes,
@@ -251,9 +254,9 @@ impl Session {
             add(&mut out, range.start, at, to, kind);
             at = to;
         }
-        // A last sector that is told in part is data.
-        if !at.is_multiple_of(SECTOR) {
-            let reached = out.last().map_or(range.start, |e| e.sector + e.sectors);
+        // A last sector that is told in part, or in parts of which none covers it, is data.
+        let reached = out.last().map_or(range.start, |e| e.sector + e.sectors);
+        if reached < at.div_ceil(SECTOR) {
             Extent::push(&mut out, 0, reached, at.div_ceil(SECTOR), ExtentKind::Data);
         }
         Ok(out)

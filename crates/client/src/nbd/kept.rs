@@ -149,6 +149,8 @@ pub(super) struct Kept {
     spare: Mutex<Vec<Box<[u8]>>>,
     logs: Mutex<Logs>,
     stamps: AtomicU64,
+    /// Writes that have ended, by whatever status.
+    ends: AtomicU64,
     /// A flush of ours is on its way.
     flushing: AtomicBool,
     held: Mutex<Vec<Held>>,
@@ -179,6 +181,7 @@ impl Kept {
             spare: Mutex::default(),
             logs: Mutex::default(),
             stamps: AtomicU64::new(1),
+            ends: AtomicU64::new(0),
             flushing: AtomicBool::new(false),
             held: Mutex::default(),
             #[cfg(test)]
@@ -192,9 +195,16 @@ impl Kept {
         self.stamps.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Number of submissions so far.
+    /// A write has ended; to be called before anybody is told.
+    #[inline]
+    pub fn write_ended(&self) {
+        self.ends.fetch_add(1, Ordering::Release);
+    }
+
+    /// A number that changes whenever a write is submitted and whenever one ends.
     pub fn writes(&self) -> u64 {
-        self.stamps.load(Ordering::Relaxed)
+        let ends = self.ends.load(Ordering::Acquire);
+        ends + self.stamps.load(Ordering::Relaxed)
     }
 
     /// A log for one more queue, on connections of this generation. It may hold writes of a queue that is closed.

@@ -277,7 +277,7 @@ impl Link {
         Ok(())
     }
 
-    /// Number of writes that were submitted so far; `None` if they aren't counted.
+    /// A number that changes whenever a write is submitted and whenever one ends; `None` if they aren't counted.
     pub fn writes(&self) -> Option<u64> {
         match &self.kept {
             Some(kept) => Some(kept.writes()),

@@ -36,6 +36,10 @@ pub struct Model {
     streams: Vec<UnixStream>,
     /// Says on each new connection that it has this size instead.
     pub told_bytes: Option<u64>,
+    /// Writes wait before they are executed.
+    pub holds_writes: bool,
+    /// Answers each question for block status so: bytes and state of each extent.
+    pub told_status: Option<Vec<(u32, u32)>>,
 }
 
 impl Model {
@@ -133,6 +137,8 @@ impl ModelServer {
             epoch: 0,
             streams: Vec::new(),
             told_bytes: None,
+            holds_writes: false,
+            told_status: None,
         }));
         let server = ModelServer {
             path,
@@ -194,6 +200,9 @@ fn serve(model: &Mutex<Model>, mut stream: UnixStream) -> io::Result<()> {
             if command.number == 2 {
                 return Ok(());
             }
+            while command.number == 1 && model.lock().holds_writes {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
             let reply = {
                 let mut m = model.lock();
                 if m.epoch != epoch {
@@ -249,8 +258,12 @@ fn reply(m: &Model, command: &Taken, mode: Mode) -> Vec<u8> {
             payload.extend(count.to_be_bytes());
         }
         let mut left = command.len;
+        for (bytes, state) in m.told_status.iter().flatten() {
+            payload.extend([*bytes, *state].map(u32::to_be_bytes).concat());
+        }
+        let blocks = if m.told_status.is_some() { 0 } else { 10 };
         // Holes as they are on the disk, in blocks of 4 KiB; at most 10 of them.
-        for block in m.visible[at..at + len].chunks(4096).take(10) {
+        for block in m.visible[at..at + len].chunks(4096).take(blocks) {
             let zero = block.iter().all(|&b| b == 0);
             let n = left.min(block.len() as u64);
             let state = if zero { 3 } else { 0 };

@@ -179,6 +179,11 @@ impl NbdQueue {
         slot.place = Place::Free;
         self.free.push(id);
         if let Some(request) = slot.request.take() {
+            if request.op.is_write()
+                && let Some(kept) = &self.link.kept
+            {
+                kept.write_ended();
+            }
             self.done.push(Completion { request, status });
         }
     }
