@@ -145,10 +145,11 @@ impl<P: Policy> PageCache<P> {
         let resizes = inner.events().subscribe(move |event| {
             let Some(shared) = weak.upgrade() else { return };
             if let DeviceEvent::Resized { .. } = event {
-                // The next step follows the size.
-                shared.resized.store(true, Ordering::Relaxed);
+                // The next step follows the size, and tells it then.
+                shared.resized.store(true, Ordering::SeqCst);
                 shared.queues.wake_sleepers(usize::MAX);
                 shared.background_wait.wake();
+                return;
             }
             shared.events.raise(event);
         });
@@ -313,9 +314,11 @@ impl<P: Policy> Refresh for PageCache<P> {
             self.shared.resized.store(true, Ordering::Relaxed);
             // First, since what is behind the new end can't be written any more.
             self.shared.follow_size(&mut self.shared.core.lock());
+            self.shared.tell_size();
             if self.shared.resized.load(Ordering::Relaxed) && self.config.mode != Mode::ReadOnly {
                 let flushed = self.flush();
                 self.shared.follow_size(&mut self.shared.core.lock());
+                self.shared.tell_size();
                 // A write that was on its way there has failed, and its page is gone now.
                 if self.shared.resized.load(Ordering::Relaxed) {
                     flushed?;

@@ -9,7 +9,9 @@ use pvblk_block::memory::Gauge;
 use pvblk_block::stacked::{
     CompletionQueue, LowerQueue, Neighbour, QueueTable, SharedLowerQueue, WaitEntry,
 };
-use pvblk_block::{BlockDevice, Capacity, Clock, Error, EventHub, QueueContext, Region};
+use pvblk_block::{
+    BlockDevice, Capacity, Clock, DeviceEvent, Error, EventHub, QueueContext, Region,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
@@ -109,6 +111,8 @@ pub(crate) struct Shared<P = Standard> {
     pub kept: AtomicBool,
     /// The device has another size.
     pub resized: AtomicBool,
+    /// The cache follows, and nobody was told yet.
+    has_followed: AtomicBool,
     pub capacity: Capacity,
     pub events: EventHub,
     /// The frames' part of the system's memory, on the bill.
@@ -144,6 +148,7 @@ impl<P: Policy> Shared<P> {
             has_background_work: AtomicBool::new(false),
             kept: AtomicBool::new(false),
             resized: AtomicBool::new(false),
+            has_followed: AtomicBool::new(false),
             capacity: Capacity::new(inner.capacity_sectors()),
             events: EventHub::default(),
             memory,
@@ -169,12 +174,13 @@ impl<P: Policy> Shared<P> {
         }
     }
 
-    /// Sends I/O on its way and completions to their owners, and wakes owners that have something to do. `own`: the queue that calls, whose lower
+    /// Sends I/O on its way and completions to their owners, wakes owners that have something to do, and tells a new size. `own`: the queue that calls, whose lower
     /// queue is used at once, and which has taken its own completions.
     ///
     /// True if the background's lower queue was idle and now isn't: queues that sleep don't wait for it.
     #[must_use]
     pub fn deliver(&self, out: &mut Out, own: Option<(usize, &QueueEnd)>) -> bool {
+        self.tell_size();
         let Out { ios, done, wake } = out;
         if let Some((number, end)) = own {
             if ios.iter().any(|io| io.runner == number) {
@@ -224,10 +230,23 @@ impl<P: Policy> Shared<P> {
 
     /// The device has another size: pages behind its end go.
     pub fn follow_size(&self, core: &mut Core<P>) {
+        // Before it is asked for: it may change again.
+        self.resized.store(false, Ordering::SeqCst);
         let sectors = self.inner.capacity_sectors();
-        if core.resize(sectors) {
-            self.resized.store(false, Ordering::Relaxed);
-            self.capacity.set(sectors);
+        match core.resize(sectors) {
+            true if self.capacity.set(sectors) => self.has_followed.store(true, Ordering::Release),
+            true => {}
+            false => self.resized.store(true, Ordering::Relaxed),
+        }
+    }
+
+    /// Tells that the cache has another size, if it has; without the core's lock, since listeners ask for the size.
+    pub fn tell_size(&self) {
+        if self.has_followed.load(Ordering::Relaxed)
+            && self.has_followed.swap(false, Ordering::AcqRel)
+        {
+            let sectors = self.capacity.sectors();
+            self.events.raise(DeviceEvent::Resized { sectors });
         }
     }
 

@@ -1,12 +1,12 @@
 //! Several threads at once, and a device that changes its size.
 
 use pvblk_block::{
-    BlockDevice, Buffer, CacheState, Completion, ManualClock, Op, Queue, QueueContext, Readiness,
-    Request, Status,
+    BlockDevice, Buffer, CacheState, Completion, DeviceEvent, ManualClock, Op, Queue, QueueContext,
+    Readiness, Request, Status,
 };
 use pvblk_cache::{CacheConfig, PageCache};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const PAGES: u64 = 2048;
@@ -223,11 +223,25 @@ fn a_device_that_changes_its_size() {
     let dir = std::env::temp_dir().join(format!("pvblk-cache-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let path = dir.join("disk");
-    let file = std::fs::File::create(&path).unwrap();
+    let file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(&path)
+        .unwrap();
     file.set_len(4 << 20).unwrap();
     let inner = pvblk_volume::open(&format!("file:{}", path.display())).unwrap();
     let cache = Arc::new(PageCache::new(&CacheConfig::new(1 << 20), inner).unwrap());
     let device: Arc<dyn BlockDevice> = cache.clone();
+    // Listeners ask for the size, so it is the new one by then.
+    let seen: Arc<Mutex<Vec<u64>>> = Arc::default();
+    let (weak, sizes) = (Arc::downgrade(&device), Arc::clone(&seen));
+    let _listens = device.events().subscribe(move |event| {
+        if let (DeviceEvent::Resized { .. }, Some(device)) = (event, weak.upgrade()) {
+            sizes.lock().unwrap().push(device.capacity_sectors());
+        }
+    });
     let mut user = User::new(&device, 0);
     user.write(1023, 5);
     file.set_len(8 << 20).unwrap();
@@ -241,10 +255,18 @@ fn a_device_that_changes_its_size() {
     assert_eq!(user.page(Op::Read, 1023), Status::Invalid);
     user.write(511, 9);
     assert_eq!(user.check(511), 9);
+    // In the middle of a dirty page, of which the device keeps a half.
+    file.set_len((2 << 20) - 2048).unwrap();
+    device.refresh().unwrap();
+    assert_eq!(*seen.lock().unwrap(), [16384, 4096, 4092]);
+    assert_eq!(user.run(Request::new(Op::Flush, 0, 0, 0)), Status::Ok);
+    let mut half = [0; 2048];
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut half, (2 << 20) - 4096).unwrap();
+    assert!(half.iter().any(|b| *b != 0));
     cache.check().unwrap();
     drop(user);
     device.close().unwrap();
-    assert_eq!(file.metadata().unwrap().len(), 2 << 20);
+    assert_eq!(file.metadata().unwrap().len(), (2 << 20) - 2048);
     std::fs::remove_dir_all(&dir).unwrap();
 }
 

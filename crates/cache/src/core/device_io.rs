@@ -188,6 +188,9 @@ impl DeviceIo {
         let mut segment = (0, 0);
         for (page, &frame) in (first..).zip(frames) {
             let len = self.sectors_of(page) * SECTOR;
+            if len == 0 {
+                break; // the device has become smaller
+            }
             sectors += len / SECTOR;
             let (offset, len) = (frame as usize * PAGE_BYTES, len as usize);
             if segment.0 + segment.1 == offset && segment.1 > 0 {

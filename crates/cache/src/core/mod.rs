@@ -439,6 +439,11 @@ impl<P: Policy> Core<P> {
     /// The device has so many sectors now: pages behind its end go. False if a page at the old end has to be written first.
     pub fn resize(&mut self, sectors: u64) -> bool {
         let edge = self.io.sectors().min(sectors) / PAGE_SECTORS;
+        if sectors < self.io.sectors() {
+            // First, so that of a page over the new end what the device has left of it is written.
+            self.io.set_sectors(sectors);
+        }
+        let mut waits = false;
         for frame in 0..self.memory.len() as u32 {
             let Some(page) = self.memory.page_of(frame).filter(|&page| page >= edge) else {
                 continue;
@@ -450,12 +455,18 @@ impl<P: Policy> Core<P> {
                 || !self.writes.is_clean(frame)
                 || self.waiters.any(frame)
             {
-                self.write_out(page, page + 1, (BACKGROUND, false));
-                return false;
+                // One that has failed is written again in the background, after a pause.
+                if !self.writes.has_failed(frame) {
+                    self.write_out(page, page + 1, (BACKGROUND, false));
+                }
+                waits = true;
+                continue;
             }
             self.memory.drop_page(frame);
         }
-        self.io.set_sectors(sectors);
-        true
+        if !waits {
+            self.io.set_sectors(sectors);
+        }
+        !waits
     }
 }

@@ -18,7 +18,7 @@ const HINT: Hint = Hint {
     sequential: false,
 };
 
-/// A core with write-through over a device that does each I/O when it is told to. A sector's first byte is its contents.
+/// A core, most with write-through, over a device that does each I/O when it is told to. A sector's first byte is its contents.
 struct Bench {
     core: Core,
     medium: [u8; SECTORS as usize],
@@ -29,8 +29,12 @@ struct Bench {
 
 impl Bench {
     fn new() -> Bench {
+        Bench::with(Mode::WriteThrough)
+    }
+
+    fn with(mode: Mode) -> Bench {
         let mut config = CacheConfig::new((FRAMES * 4096) as u64);
-        config.mode = Mode::WriteThrough;
+        config.mode = mode;
         config.readahead_bytes = Some(0);
         config.lists = 1;
         let store = Store {
@@ -199,6 +203,34 @@ fn a_whole_page_is_written_though_its_older_version_failed() {
     assert_eq!(bench.statuses()[1], (2, Status::Ok));
     assert_eq!(bench.medium[..9], [2, 2, 2, 2, 2, 2, 2, 2, 0]);
     assert_eq!(bench.read(0), 2);
+}
+
+/// What the device has left of a page over its new end is written, and nothing more: a request beyond the end fails, again and again.
+#[test]
+fn a_dirty_page_over_a_new_end_is_written_as_far_as_the_device_goes() {
+    let mut bench = Bench::with(Mode::WriteBack);
+    for (sector, tag) in [(32, 1), (40, 2)] {
+        bench.submit(Op::Write, sector, 8, 3, tag);
+    }
+    bench.end_all();
+    assert_eq!(bench.statuses(), [(1, Status::Ok), (2, Status::Ok)]);
+    assert!(!bench.core.resize(36));
+    bench.take_out();
+    assert_eq!(bench.at_device.len(), 1);
+    let write = &bench.at_device[0].request;
+    assert_eq!((write.op, write.sector, write.sectors), (Op::Write, 32, 4));
+    bench.end_one(Status::IoError);
+    // Not at once: the device fails.
+    assert!(!bench.core.resize(36));
+    bench.take_out();
+    assert!(bench.at_device.is_empty());
+    let flush = Request::new(Op::Flush, 0, 0, 5);
+    bench.core.submit(1, flush, HINT, Copies::Inside);
+    bench.take_out();
+    bench.end_all();
+    assert_eq!(bench.statuses().last(), Some(&(5, Status::Ok)));
+    assert!(bench.core.resize(36));
+    assert_eq!(bench.medium[31..41], [0, 3, 3, 3, 3, 0, 0, 0, 0, 0]);
 }
 
 /// A request may go on after its page has gone with a part of the device. It did so for ever, with the core's lock.
