@@ -195,7 +195,8 @@ fn limits_of(all: &[Limits], geometry: &Geometry) -> Limits {
         caches_reads: false,
         write_zeroes: !read_only,
         read_only,
-        volatile_cache: all.iter().any(|l| l.volatile_cache),
+        // A member that comes later may have one, and users aren't told then. A flush of members without costs nothing.
+        volatile_cache: !read_only,
         non_rotational: all.iter().all(|l| l.non_rotational),
         exclusive: all.iter().all(|l| l.exclusive),
     }
@@ -216,4 +217,23 @@ fn check_stripes(stripes: usize) -> Result<(), Error> {
     Err(Error::config(format!(
         "raid5 with {stripes} stripes: it takes {LEAST_STRIPES} to {MOST_STRIPES}"
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Front ends are told once whether a disk may lose what isn't flushed, and a member that does may come later.
+    #[test]
+    fn an_array_of_members_without_caches_asks_for_flushes() {
+        let geometry = Geometry::new(3, 128, crate::Layout::LeftSymmetric, 1024).unwrap();
+        let members = [Limits::default(); 3];
+        assert!(members.iter().all(|m| !m.volatile_cache));
+        assert!(limits_of(&members, &geometry).volatile_cache);
+        let members = members.map(|m| Limits {
+            read_only: true,
+            ..m
+        });
+        assert!(!limits_of(&members, &geometry).volatile_cache);
+    }
 }

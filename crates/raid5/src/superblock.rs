@@ -71,6 +71,9 @@ impl Role {
     }
 }
 
+/// An array with a million updates a second has had as many events after 292,000 years.
+const MOST_EVENTS: u64 = 1 << 63;
+
 /// Metadata beside md's, on the members, of the same events as a superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
@@ -380,6 +383,13 @@ impl Superblock {
         self.check_features()?;
         if self.level != 5 {
             return Err(SuperblockError::Level(self.level));
+        }
+        // Each update adds one.
+        if self.events >= MOST_EVENTS {
+            return Err(SuperblockError::Shape(format!(
+                "{} events are more than an array can have had",
+                self.events
+            )));
         }
         let layout = Layout::from_md(self.layout).ok_or(SuperblockError::Layout {
             number: self.layout,

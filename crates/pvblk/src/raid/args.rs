@@ -222,8 +222,8 @@ pub struct StripesArgs {
     #[command(flatten)]
     pub served: Served,
     /// So many; each has 4 KiB of every member in memory: md's stripe_cache_size
-    #[arg(value_name = "N", value_parser = clap::value_parser!(u32).range(17..=32768))]
-    pub stripes: u32,
+    #[arg(value_name = "N")]
+    pub stripes: usize,
 }
 
 #[derive(Args, Debug)]

@@ -180,7 +180,7 @@ pub fn speed(args: &SpeedArgs) -> Result<()> {
 }
 
 pub fn stripes(args: &StripesArgs) -> Result<()> {
-    let stripes = args.stripes as usize;
+    let stripes = args.stripes;
     let message = format!("{}: {stripes} stripe heads are kept", args.served.disk);
     order(
         &args.served,

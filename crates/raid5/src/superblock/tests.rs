@@ -62,6 +62,26 @@ fn what_md_wrote_is_read_and_written_back() {
 }
 
 #[test]
+fn events_that_cannot_be_counted_on_are_refused() {
+    let most = Superblock {
+        events: MOST_EVENTS - 1,
+        ..created()
+    };
+    assert!(most.check(MEMBER_SECTORS).is_ok());
+    for events in [MOST_EVENTS, u64::MAX] {
+        let sb = Superblock {
+            events,
+            ..created()
+        };
+        let refused = sb.check(MEMBER_SECTORS);
+        assert!(
+            matches!(refused, Err(SuperblockError::Shape(_))),
+            "{events}"
+        );
+    }
+}
+
+#[test]
 fn bad_blocks_are_read_and_refused() {
     let bytes = real(include_bytes!("../testdata/bad-blocks.super"));
     let sb = Superblock::parse(&bytes).expect("a superblock");

@@ -33,7 +33,7 @@ use std::time::Duration;
 pub struct Raid5Spec {
     /// The devices that it is made of.
     pub of: Members,
-    /// Stripe heads that are kept in memory, 17 to 32768, as md's `stripe_cache_size`: 4 KiB for each member.
+    /// Stripe heads that are kept in memory, 8 to 32768, as md's `stripe_cache_size`: 4 KiB for each member.
     pub stripes: u32,
     /// The way of writes to stripes: `direct` as md has it, or through the `stripe-queue`.
     pub write_path: WritePath,
@@ -71,8 +71,8 @@ impl Raid5Spec {
     }
 
     pub(super) fn problem(&self) -> Option<String> {
-        if !(17..=32768).contains(&self.stripes) {
-            return Some("stripes must be 17 to 32768".into());
+        if !(8..=32768).contains(&self.stripes) {
+            return Some("stripes must be 8 to 32768".into());
         }
         let limits = Duration::from_millis(100)..=Duration::from_hours(1);
         if self.member_timeout.is_some_and(|t| !limits.contains(&t)) {

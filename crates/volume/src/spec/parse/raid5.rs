@@ -142,7 +142,7 @@ fn option(spec: &mut Raid5Spec, key: &str, value: Option<&str>) -> Result<bool, 
         ("stripes", Some(value)) => {
             spec.stripes = value.parse().map_err(|_| {
                 format!(
-                    "stripes `{}` is not a number from 17 to 32768",
+                    "stripes `{}` is not a number from 8 to 32768",
                     value.escape_debug()
                 )
             })?;
