@@ -450,6 +450,49 @@ fn a_hole_that_was_told_before_a_write_ended_is_asked_for_again() {
     assert_eq!(kind(), [Data]);
 }
 
+/// A server that comes back, and then answers nothing of what it is sent again, isn't waited for for longer than one that stays away.
+#[test]
+fn a_replay_that_is_not_answered_is_given_up() {
+    let server = ModelServer::start(SECTORS * 512, FLAGS, Mode::Structured, 1);
+    let patient = NbdClientConfig {
+        wait: Some(std::time::Duration::from_millis(300)),
+        ..config(1)
+    };
+    let (_client, mut queues) = connect(&server, patient);
+    let b = Buffer::anonymous(512).unwrap();
+    let write = Request::with_buffers(Op::Write, 0, vec![b], 1);
+    finish(&mut queues[0], vec![write]).unwrap();
+    let mut model = server.model.lock();
+    model.holds_writes = true;
+    model.crash();
+    drop(model);
+    assert!(finish(&mut queues[0], vec![Request::new(Op::Flush, 0, 0, 2)]).is_err());
+}
+
+/// It would cost all others' time, and the log.
+#[test]
+fn a_server_that_only_accepts_is_not_called_all_the_time() {
+    let server = ModelServer::start(SECTORS * 512, FLAGS, Mode::Structured, 1);
+    let (client, mut queues) = connect(&server, config(1));
+    let begin = std::time::Instant::now();
+    server.model.lock().hangs_up = true;
+    let flush = Request::new(Op::Flush, 0, 0, 1);
+    queues[0].submit(&mut vec![flush]);
+    let mut done = Vec::new();
+    while begin.elapsed().as_millis() < 1500 {
+        // A queue sends again when it is polled.
+        assert_eq!(queues[0].poll(&mut done), 0);
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let accepted = server.model.lock().accepted;
+    // The first one, one at once, and then after 50, 100, 200 ms and so on.
+    let most = 3 + (begin.elapsed().as_millis() / 50 + 1).ilog2();
+    assert!((2..=most).contains(&accepted), "{accepted} of {most}");
+    server.model.lock().hangs_up = false;
+    finish(&mut queues[0], vec![]).unwrap();
+    drop(client);
+}
+
 /// Such an answer was asked for again, and again.
 #[test]
 fn an_answer_that_tells_of_no_whole_sector_ends_a_question() {

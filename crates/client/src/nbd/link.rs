@@ -111,6 +111,8 @@ pub(super) struct Link {
     pub stop: AtomicBool,
     /// The next connections may have a smaller size.
     any_size: AtomicBool,
+    /// The server has answered a request over the present connections.
+    answered: AtomicBool,
 }
 
 impl Link {
@@ -140,6 +142,7 @@ impl Link {
             bell: EventFd::new().map_err(os)?,
             stop: AtomicBool::new(false),
             any_size: AtomicBool::new(false),
+            answered: AtomicBool::new(false),
             config,
         };
         link.poller
@@ -378,6 +381,20 @@ impl Link {
             None => state.seats.len(),
         };
         all.max(1)
+    }
+
+    /// The server has answered a request.
+    #[inline]
+    pub fn note_answer(&self) {
+        // All queues come here, for each answer.
+        if !self.answered.load(Ordering::Relaxed) {
+            self.answered.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// True if the server has answered a request since the last call.
+    pub fn take_answered(&self) -> bool {
+        self.answered.swap(false, Ordering::Relaxed)
     }
 
     /// Goes on with these connections. Gives them back if there are more queues than connections.

@@ -36,6 +36,8 @@ pub struct Model {
     streams: Vec<UnixStream>,
     /// Says on each new connection that it has this size instead.
     pub told_bytes: Option<u64>,
+    /// Ends a connection at its first command, without an answer.
+    pub hangs_up: bool,
     /// Writes wait before they are executed.
     pub holds_writes: bool,
     /// Answers each question for block status so: bytes and state of each extent.
@@ -137,6 +139,7 @@ impl ModelServer {
             epoch: 0,
             streams: Vec::new(),
             told_bytes: None,
+            hangs_up: false,
             holds_writes: false,
             told_status: None,
         }));
@@ -199,6 +202,9 @@ fn serve(model: &Mutex<Model>, mut stream: UnixStream) -> io::Result<()> {
         for command in &batch {
             if command.number == 2 {
                 return Ok(());
+            }
+            if model.lock().hangs_up {
+                return stream.shutdown(std::net::Shutdown::Both);
             }
             while command.number == 1 && model.lock().holds_writes {
                 std::thread::sleep(std::time::Duration::from_millis(1));

@@ -428,6 +428,7 @@ impl NbdQueue {
     /// A command's reply is complete.
     fn answered(&mut self, id: u32) -> Result<(), String> {
         let slot = &mut self.slots[id as usize];
+        self.link.note_answer();
         if slot.error != 0 {
             let status = proto::status_of(slot.error);
             if let (None, Some(kept)) = (&slot.request, &self.link.kept) {

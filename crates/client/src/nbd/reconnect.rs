@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 /// Pauses between attempts: the first, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// A server that answers nothing, and goes sooner, isn't called again before a pause, which grows.
+const STAYS: Duration = Duration::from_secs(5);
 /// Pause before the next attempt to make a single connection.
 const OWED_PAUSE: Duration = Duration::from_secs(1);
 
@@ -40,10 +42,11 @@ fn stopped(link: &Link) -> bool {
 fn run(link: &Link) {
     let mut events = Vec::new();
     let mut told = String::new();
+    let mut pause = Pause::default();
     while !stopped(link) {
         events.clear();
-        let pause = link.is_owed().then_some(OWED_PAUSE);
-        if let Err(e) = link.poller.wait(&mut events, pause) {
+        let owed = link.is_owed().then_some(OWED_PAUSE);
+        if let Err(e) = link.poller.wait(&mut events, owed) {
             tracing::warn!("{}: waiting for the server: {e}", link.uri);
             std::thread::sleep(LONGEST_PAUSE);
         }
@@ -54,7 +57,7 @@ fn run(link: &Link) {
             }
         }
         if let Some(why) = link.is_down() {
-            look_for(link, &why);
+            look_for(link, &why, &mut pause);
         }
         while !stopped(link) && link.is_owed() {
             if let Err(e) = link.pay() {
@@ -69,18 +72,57 @@ fn run(link: &Link) {
     }
 }
 
+/// The pause before the next attempt.
+struct Pause {
+    next: Duration,
+    /// Time at which the last attempt succeeded.
+    connected: Option<Instant>,
+}
+
+impl Default for Pause {
+    fn default() -> Pause {
+        Pause {
+            next: FIRST_PAUSE,
+            connected: None,
+        }
+    }
+}
+
+impl Pause {
+    /// A server is gone at `now`, which has answered a request or hasn't. `Some`: it was of no use, and isn't called again before this pause is over.
+    fn lost(&mut self, now: Instant, answered: bool) -> Option<Duration> {
+        let came = self.connected.take()?;
+        if answered || now.duration_since(came) >= STAYS {
+            self.next = FIRST_PAUSE;
+            return None;
+        }
+        Some(self.failed())
+    }
+
+    /// The pause after an attempt that has failed.
+    fn failed(&mut self) -> Duration {
+        let now = self.next;
+        self.next = (now * 2).min(LONGEST_PAUSE);
+        now
+    }
+}
+
 /// Connects again, however long it takes, or gives up.
-fn look_for(link: &Link, why: &str) {
+fn look_for(link: &Link, why: &str, pause: &mut Pause) {
     let begin = Instant::now();
     debug_assert_eq!(link.config.on_reconnect, OnReconnect::Resend);
     tracing::warn!("{}: {why}; its requests wait for the server", link.uri);
-    let mut pause = FIRST_PAUSE;
+    if let Some(pause) = pause.lost(begin, link.take_answered()) {
+        sleep(link, pause);
+    }
     let mut told = String::new();
     while !stopped(link) {
-        let failed = match attempt(link) {
+        let until = link.config.wait.map(|wait| begin + wait);
+        let failed = match attempt(link, until) {
             Ok(()) => {
                 let after = begin.elapsed().as_secs_f64();
                 tracing::info!("{}: connected again after {after:.3} s", link.uri);
+                pause.connected = Some(Instant::now());
                 return;
             }
             Err(e) => e.to_string(),
@@ -89,6 +131,7 @@ fn look_for(link: &Link, why: &str) {
             tracing::info!("not connected yet: {failed}");
             told = failed;
         }
+        let mut pause = pause.failed();
         if let Some(wait) = link.config.wait {
             let left = wait.saturating_sub(begin.elapsed());
             if left.is_zero() {
@@ -100,12 +143,12 @@ fn look_for(link: &Link, why: &str) {
             pause = pause.min(left);
         }
         sleep(link, pause);
-        pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 
-/// One attempt: all connections, and the replay over the first.
-fn attempt(link: &Link) -> Result<(), Error> {
+/// One attempt: all connections, and the replay over the first, which goes on until this time at the longest.
+fn attempt(link: &Link, until: Option<Instant>) -> Result<(), Error> {
+    let is_over = || stopped(link) || until.is_some_and(|until| Instant::now() >= until);
     let mut connections: Vec<Connected> = Vec::new();
     let least = link.least_bytes();
     connections.push(link.another(least)?);
@@ -113,7 +156,7 @@ fn attempt(link: &Link) -> Result<(), Error> {
         if kept.has(Plant::HandedEarly) {
             return handed_early(link, kept, least);
         }
-        let done = replay(kept, &connections[0], &|| stopped(link));
+        let done = replay(kept, &connections[0], &is_over);
         done.map_err(|why| Error::protocol(format!("{}: {why}", link.uri)))?;
         kept.replayed();
     }
@@ -152,15 +195,22 @@ fn handed_early(link: &Link, kept: &Kept, least: u64) -> Result<(), Error> {
     done.map_err(Error::protocol)
 }
 
-/// Sleeps, unless the volume is closed.
+/// Sleeps, unless the volume is closed. The bell is rung for other reasons, too.
 fn sleep(link: &Link, time: Duration) {
+    let until = Instant::now() + time;
     let mut events = Vec::new();
-    let waited = Poller::new().and_then(|p| {
-        p.add(link.bell.as_fd(), BELL, false)?;
-        p.wait(&mut events, Some(time))
-    });
-    if waited.is_err() {
-        std::thread::sleep(time);
+    while !stopped(link) {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        let waited = Poller::new().and_then(|p| {
+            p.add(link.bell.as_fd(), BELL, false)?;
+            p.wait(&mut events, Some(left))
+        });
+        if waited.is_err() {
+            std::thread::sleep(left);
+        }
+        link.bell.drain();
     }
-    link.bell.drain();
 }

@@ -88,7 +88,7 @@ fn cut(piece: Piece<'_>, at: u64, from: u64, to: u64) -> Piece<'_> {
     Piece { end: to, kind }
 }
 
-/// Writes all that is held, and flushes. Waits for the server without limit; `stopped` is asked now and then. Errors say why it isn't done.
+/// Writes all that is held, and flushes. Waits for the server until `stopped`, which is asked now and then. Errors say why it isn't done.
 pub(super) fn replay(
     kept: &Kept,
     connection: &Connected,
@@ -246,7 +246,7 @@ impl<'a> Wire<'a> {
     /// Errors unless the call is to be tried again after this error.
     fn again(&self, e: io::Error) -> Result<(), String> {
         match e.kind() {
-            _ if (self.stopped)() => Err("stopped".into()),
+            _ if (self.stopped)() => Err("it doesn't answer what was written before".into()),
             io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(()),
             _ => Err(format!("replaying: {e}")),
         }

@@ -205,7 +205,7 @@ fn a_whole_page_is_written_though_its_older_version_failed() {
     assert_eq!(bench.read(0), 2);
 }
 
-/// What the device has left of a page over its new end is written, and nothing more: a request beyond the end fails, again and again.
+/// The part of a page that the device still has is written, and nothing more: a request beyond the end fails, again and again.
 #[test]
 fn a_dirty_page_over_a_new_end_is_written_as_far_as_the_device_goes() {
     let mut bench = Bench::with(Mode::WriteBack);
