@@ -81,9 +81,9 @@ fn nanos(time: Duration) -> i64 {
 #[derive(Clone, Debug)]
 pub struct SpinWindows {
     /// While nothing is at the device: for the next request.
-    pub requests: SpinWindow,
+    requests: SpinWindow,
     /// While requests are at the device.
-    pub device: SpinWindow,
+    device: SpinWindow,
 }
 
 impl From<SpinWindow> for SpinWindows {
