@@ -13,7 +13,7 @@ use std::cell::UnsafeCell;
 use std::io;
 use std::mem::MaybeUninit;
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 
 /// Most guarded regions of a process: half of the mappings that Linux allows it by default (`vm.max_map_count`).
 pub const MAX_GUARDED: usize = 32_768;
@@ -23,14 +23,43 @@ const RESERVED: usize = 1;
 
 /// An entry of [`TABLE`].
 struct GuardedRange {
+    /// Odd while the range changes, and another number after each change: the handler takes start and length of one range, or none.
+    version: AtomicUsize,
     /// Start address; 0 if the entry is free, [`RESERVED`] while it changes.
     base: AtomicUsize,
     len: AtomicUsize,
     lost: AtomicBool,
 }
 
+impl GuardedRange {
+    /// Changes the range, as nobody else may at the same time.
+    fn change(&self, base: usize, len: usize) {
+        let version = self.version.load(Ordering::Relaxed);
+        self.version
+            .store(version.wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.base.store(base, Ordering::Relaxed);
+        self.len.store(len, Ordering::Relaxed);
+        self.lost.store(false, Ordering::Relaxed);
+        self.version
+            .store(version.wrapping_add(2), Ordering::Release);
+    }
+
+    /// The range, if `at` is in it. One that changes just now isn't told: nobody accesses that.
+    fn around(&self, at: usize) -> Option<(usize, usize)> {
+        let version = self.version.load(Ordering::Acquire);
+        let base = self.base.load(Ordering::Relaxed);
+        let len = self.len.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        let stays = version & 1 == 0 && self.version.load(Ordering::Relaxed) == version;
+        let holds = base > RESERVED && at >= base && at - base < len;
+        (stays && holds).then_some((base, len))
+    }
+}
+
 static TABLE: [GuardedRange; MAX_GUARDED] = [const {
     GuardedRange {
+        version: AtomicUsize::new(0),
         base: AtomicUsize::new(0),
         len: AtomicUsize::new(0),
         lost: AtomicBool::new(false),
@@ -63,9 +92,7 @@ impl Guard {
                 .base
                 .compare_exchange(0, RESERVED, Ordering::AcqRel, Ordering::Relaxed);
             if free.is_ok() {
-                slot.lost.store(false, Ordering::Relaxed);
-                slot.len.store(len, Ordering::Relaxed);
-                slot.base.store(base, Ordering::Release);
+                slot.change(base, len);
                 let _ =
                     FREE_FROM.compare_exchange(from, i + 1, Ordering::Relaxed, Ordering::Relaxed);
                 return Ok(Guard(i));
@@ -85,7 +112,9 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        TABLE[self.0].base.store(0, Ordering::Release);
+        let slot = &TABLE[self.0];
+        slot.change(RESERVED, 0);
+        slot.base.store(0, Ordering::Release);
         FREE_FROM.fetch_min(self.0, Ordering::Relaxed);
     }
 }
@@ -135,11 +164,9 @@ extern "C" fn on_sigbus(_signal: i32, info: *mut libc::siginfo_t, _context: *mut
 /// Maps zeros over the guarded region around `at`; false if there is none.
 fn replace(at: usize) -> bool {
     for slot in &TABLE {
-        let base = slot.base.load(Ordering::Acquire);
-        let len = slot.len.load(Ordering::Relaxed);
-        if base <= RESERVED || at < base || at - base >= len {
+        let Some((base, len)) = slot.around(at) else {
             continue;
-        }
+        };
         slot.lost.store(true, Ordering::Release);
         // SAFETY: the whole range is one of our mappings and can't be unmapped: the faulting thread is in the middle
         // of an access to it, so it holds the region. Other threads that access it see zeros or the former bytes;
@@ -161,6 +188,7 @@ fn replace(at: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::{PAGE_SIZE, Region, guarded_file};
     use std::os::fd::AsFd;
     use std::sync::Arc;
@@ -209,6 +237,37 @@ mod tests {
         for t in threads {
             t.join().unwrap();
         }
+    }
+
+    /// Of two ranges that have an entry in turn, the handler never sees the start of one and the length of the other.
+    #[test]
+    fn start_and_length_are_of_one_range() {
+        let slot = GuardedRange {
+            version: AtomicUsize::new(0),
+            base: AtomicUsize::new(0),
+            len: AtomicUsize::new(0),
+            lost: AtomicBool::new(false),
+        };
+        // Low and short, or high and long.
+        let (low, high) = ((1 << 20, 1 << 12), (1 << 30, 1 << 24));
+        let over = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                for _ in 0..300_000 {
+                    for (base, len) in [low, high] {
+                        slot.change(base, len);
+                        slot.change(RESERVED, 0);
+                    }
+                }
+                over.store(true, Ordering::Relaxed);
+            });
+            // In the low range if that had the length of the high one.
+            while !over.load(Ordering::Relaxed) {
+                assert_eq!(slot.around(low.0 + low.1 + 100), None);
+                let seen = slot.around(high.0 + high.1 - 1);
+                assert!(seen.is_none() || seen == Some(high), "{seen:?}");
+            }
+        });
     }
 
     #[test]

@@ -84,15 +84,15 @@ impl<P: Primitives> SharedLowerQueue<P> {
         }
     }
 
-    /// Appends completions, unless another thread is just doing so, and asks for a wake-up for the rest, for
-    /// all queues that wait. False if there are more completions and no wake-up was asked for: then
-    /// [`super::QueueTable::wake_sleepers`] must follow, once the completions are handled.
+    /// Appends completions, and asks for a wake-up for the rest, for all queues that wait. False if there may be more completions and no
+    /// wake-up was asked for: then [`super::QueueTable::wake_sleepers`] must follow, once the completions are handled. So it is while another
+    /// thread has the lower queue, and does nothing but wait for it, or leave it.
     pub fn poll_unattended(&self, out: &mut Vec<Completion>) -> bool {
         if self.is_idle() {
             return true;
         }
         let Some(mut lower) = self.lower.try_lock() else {
-            return true;
+            return false;
         };
         for _ in 0..=MOST_ROUNDS {
             self.in_flight.sub(lower.poll(out));

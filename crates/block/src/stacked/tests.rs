@@ -131,6 +131,26 @@ fn who_gives_io_to_an_idle_lower_queue_is_told_so() {
     shared.poll(&mut out);
 }
 
+/// Another thread has it for a moment, perhaps to wait for it after its wake-up was taken: whoever comes by has neither polled nor armed it.
+#[test]
+fn a_lower_queue_that_another_has_was_not_polled() {
+    let (slow, lower) = lower(2);
+    let shared = SharedLowerQueue::<Native>::new(lower);
+    shared.submit([flush(0)].into_iter());
+    *slow.may_end.lock() = 1;
+    let mut out = Vec::new();
+    let passes_by = std::iter::once_with(|| {
+        assert!(!shared.poll_unattended(&mut out));
+        flush(1)
+    });
+    shared.submit(passes_by);
+    assert!(out.is_empty());
+    assert!(shared.poll_unattended(&mut out));
+    assert_eq!(out.len(), 1);
+    *slow.may_end.lock() = 1;
+    shared.poll(&mut out);
+}
+
 /// A device is always ready and has no completion: a poll gives up, and says so.
 #[test]
 fn a_device_that_is_never_done_being_ready_does_not_hold_up_who_polls_it() {

@@ -5,6 +5,7 @@ use super::cluster::{Cluster, Pool};
 use super::{check, text};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{null, null_mut};
 use std::sync::mpsc::{Sender, channel};
@@ -36,7 +37,8 @@ pub struct Image {
 /// The handle and all that it needs.
 pub(super) struct Open {
     handle: Handle,
-    pool: Pool,
+    /// Dropped when the image is closed, and never without that: its cluster must not go from under an open image.
+    pool: ManuallyDrop<Pool>,
     watch: Option<Watch>,
 }
 
@@ -109,7 +111,7 @@ impl Image {
         Ok(Image {
             open: Some(Open {
                 handle,
-                pool,
+                pool: ManuallyDrop::new(pool),
                 watch: None,
             }),
             ended: Mutex::new(None),
@@ -307,7 +309,10 @@ impl Open {
             }
         }
         // SAFETY: each operation in flight holds the image, so there is none, and nobody else uses the handle.
-        check(unsafe { (api.rbd_close)(self.handle) }).map(drop)
+        let closed = check(unsafe { (api.rbd_close)(self.handle) }).map(drop);
+        // SAFETY: the image is closed, and the pool isn't used any more.
+        unsafe { ManuallyDrop::drop(&mut self.pool) };
+        closed
     }
 }
 
