@@ -1,6 +1,6 @@
 //! `pvblk bench`.
 
-use crate::output::{print_anyway, tell};
+use crate::output::{tell, write};
 use crate::traces::Traces;
 use clap::Args;
 use pvblk_bench::{self as bench, JobSpec, Jobs, Load, Progress, Report, RunOptions};
@@ -221,7 +221,7 @@ fn handle_signals(stop: &Arc<AtomicBool>) -> Result<(), Error> {
 
 /// Prints a line. The figures are right even if nobody reads them.
 fn put(line: &str) -> Result<(), Error> {
-    print_anyway(&format!("{line}\n")).map_err(|e| Error::os("printing", e))
+    write(&format!("{line}\n")).map_err(|e| Error::os("printing", e))
 }
 
 fn print(report: &Report, args: &BenchArgs) -> Result<(), Error> {

@@ -6,7 +6,7 @@ use serde::Serialize;
 use std::fmt;
 use std::io::{ErrorKind, Write};
 
-/// Nobody reads standard output any more. Commands end by it, without a word and with status 0: see `main`.
+/// Nobody reads standard output any more: a command that prints on and on ends by it, without a word and with status 0. See `main`.
 #[derive(Debug)]
 pub struct ReaderGone;
 
@@ -18,19 +18,24 @@ impl fmt::Display for ReaderGone {
 
 impl std::error::Error for ReaderGone {}
 
-/// Prints `text` at once. The error is [`ReaderGone`] if nobody reads it.
+/// Prints `text` at once. A command goes on if nobody reads it, and has the status that it would have had.
 pub fn print(text: &str) -> Result<()> {
-    match put(text) {
-        Err(e) if e.kind() == ErrorKind::BrokenPipe => Err(ReaderGone.into()),
-        put => put.context("printing"),
-    }
+    write(text).context("printing")
 }
 
-/// Prints `text` at once, for a command that goes on if nobody reads it.
-pub fn print_anyway(text: &str) -> std::io::Result<()> {
+/// As [`print`], with the error of the system.
+pub fn write(text: &str) -> std::io::Result<()> {
     match put(text) {
         Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(()),
         put => put,
+    }
+}
+
+/// Prints `text` at once, one of many. The error is [`ReaderGone`] if nobody reads it.
+pub fn print_or_end(text: &str) -> Result<()> {
+    match put(text) {
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => Err(ReaderGone.into()),
+        put => put.context("printing"),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::config;
 use crate::control::{ASK_PATIENCE, Client, ControlArg, no_disk};
-use crate::output::print;
+use crate::output::print_or_end;
 use anyhow::{Result, bail};
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets::NOTHING};
@@ -249,7 +249,7 @@ pub fn run(args: &StatArgs) -> Result<()> {
             true => serde_json::to_string(&answer)? + "\n",
             false => table(&answer, before.as_ref(), args.connections),
         };
-        print(&shown)?;
+        print_or_end(&shown)?;
         before = Some(answer);
         if let (Some(interval), true) = (interval, tables > 0) {
             std::thread::sleep(interval);

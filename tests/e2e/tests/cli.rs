@@ -238,6 +238,22 @@ fn nobody_reads() -> Result<(), Stop> {
         asks.iter()
             .map(|a| [a, &["--control", &control][..]].concat()),
     );
+    // A command that does several things does all of them.
+    let spares = ["d", "e"].map(|n| dir.path().join(n).display().to_string());
+    let made = spares
+        .each_ref()
+        .map(|path| format!("file:{path},size=64M"));
+    let members = ["a", "b", "c"].map(|n| dir.path().join(n).display().to_string());
+    let mut add = vec!["raid", "add"];
+    add.extend(members.iter().map(String::as_str));
+    made.iter().for_each(|spare| add.extend(["--spare", spare]));
+    let (reader, writer) = std::io::pipe()?;
+    drop(reader);
+    let (status, said) = printing_to(writer.into(), &add)?;
+    check(status == Some(0), || format!("{status:?}: {said}"))?;
+    for spare in &spares {
+        finish(&["raid", "examine", spare])?.success()?;
+    }
     for args in &all {
         let (reader, writer) = std::io::pipe()?;
         drop(reader);

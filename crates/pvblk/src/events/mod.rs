@@ -13,7 +13,7 @@ pub use stream::{EventsQuery, answer};
 pub use watch::hang_after;
 
 use crate::control::{ASK_PATIENCE, Client, ControlArg};
-use crate::output::print_line;
+use crate::output::print_or_end;
 use anyhow::{Context, Result};
 use clap::Args;
 use program::OnEvent;
@@ -69,7 +69,7 @@ pub fn run(args: &EventsArgs) -> Result<()> {
                 event.to_string()
             }
         };
-        print_line(&line)?;
+        print_or_end(&(line + "\n"))?;
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use super::text::Heading;
 use super::{Analysis, LatencyArgs, seconds};
-use crate::output::print;
+use crate::output::print_or_end;
 use crate::trace;
 use anyhow::{Result, bail};
 use parking_lot::Mutex;
@@ -103,6 +103,6 @@ impl Live<'_> {
             ..Heading::default()
         };
         self.analysis.take().show(&heading, self.args)?;
-        print("\n")
+        print_or_end("\n")
     }
 }

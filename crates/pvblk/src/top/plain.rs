@@ -3,7 +3,7 @@
 use super::feed::{Feed, News};
 use super::model::LEAST_NS;
 use super::{Top, view};
-use crate::output::print;
+use crate::output::print_or_end;
 use anyhow::{Result, bail};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -28,7 +28,7 @@ pub fn run(mut top: Top, path: &Path, count: Option<u64>) -> Result<()> {
             bail!("the server has no disk {name}; `pvblk disk list` shows all");
         }
         let text = view::as_text(&top.model, &top.ui, WIDTH, top.utf8);
-        print(&text)?;
+        print_or_end(&text)?;
         printed += 1;
     }
     Ok(())
