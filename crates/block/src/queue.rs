@@ -70,8 +70,7 @@ impl Queue {
 
     /// True if all sectors of `request` are the device's.
     pub fn has_range(&self, request: &Request) -> bool {
-        let end = request.sector.checked_add(request.sectors);
-        end.is_some_and(|end| end <= self.device.capacity_sectors())
+        is_within(request, self.device.capacity_sectors())
     }
 
     /// Number of requests that are submitted and not yet polled.
@@ -190,6 +189,12 @@ impl Drop for Queue {
     }
 }
 
+/// True if the request ends at sector `capacity` at the latest.
+fn is_within(r: &Request, capacity: u64) -> bool {
+    let end = r.sector.checked_add(r.sectors);
+    end.is_some_and(|end| end <= capacity)
+}
+
 /// Checks a request against a device, as the last step before it is handed over.
 fn check(r: &Request, limits: &Limits, capacity: u64) -> Result<(), Status> {
     if r.op == Op::Flush {
@@ -203,8 +208,7 @@ fn check(r: &Request, limits: &Limits, capacity: u64) -> Result<(), Status> {
         return Err(Status::ReadOnly);
     }
     let unit = limits.sectors_per_block();
-    let end = r.sector.checked_add(r.sectors).ok_or(Status::Invalid)?;
-    if r.sectors == 0 || end > capacity || (r.sector | r.sectors) & (unit - 1) != 0 {
+    if r.sectors == 0 || !is_within(r, capacity) || (r.sector | r.sectors) & (unit - 1) != 0 {
         return Err(Status::Invalid);
     }
     if r.op.has_data() {

@@ -56,7 +56,7 @@ pub fn print_json(value: &impl Serialize) -> Result<()> {
     print_line(&serde_json::to_string_pretty(&value).context("the answer")?)
 }
 
-/// For [`tell!`].
+/// Writes to standard error, or doesn't if nobody reads that; by way of [`tell!`] and [`tell_part!`].
 pub fn note(text: fmt::Arguments<'_>) {
     let mut out = std::io::stderr().lock();
     let _ = out.write_fmt(text).and_then(|()| out.flush());

@@ -54,7 +54,7 @@ pub trait PassCall: fmt::Debug + Send + Sync {
         file: Option<BorrowedFd<'_>>,
     ) -> io::Result<(FileAnswer, Option<OwnedFd>)>;
 
-    /// As [`FileOpener::rule`].
+    /// The rule by which that process refuses files, for [`FileOpener::rule`].
     fn rule(&self) -> Option<&'static str> {
         None
     }

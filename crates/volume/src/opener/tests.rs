@@ -345,45 +345,36 @@ fn a_container_is_found_by_the_opener() {
     assert!(open(&need, "file:/elsewhere/disk,format=raw").is_ok());
 }
 
-#[test]
-fn the_opener_tells_who_has_the_file() {
+/// The error about a file that this program has locked; without the lock the file can be opened.
+fn locked_by(program: &str) -> String {
     let opener = Elsewhere {
         holder: LockHolder::Process {
             pid: 7,
-            name: "qemu".into(),
+            name: program.into(),
         },
         ..Elsewhere::new()
     };
     opener.file("disk", 1 << 20);
-    let (opener, need) = need(opener);
+    let (_opener, need) = need(opener);
     let first = open(&need, "file:/elsewhere/disk").expect("a volume");
     let error = open(&need, "file:/elsewhere/disk").map(drop);
-    assert_eq!(
-        error.expect_err("locked").to_string(),
-        "file:/elsewhere/disk: another volume has it open and locked: process 7 (qemu) has it; close that first, or add `nolock` if that is safe"
-    );
     drop(first);
     assert!(open(&need, "file:/elsewhere/disk").is_ok());
-    drop(opener);
+    error.expect_err("locked").to_string()
+}
 
+#[test]
+fn the_opener_tells_who_has_the_file() {
+    assert_eq!(
+        locked_by("qemu"),
+        "file:/elsewhere/disk: another volume has it open and locked: process 7 (qemu) has it; close that first, or add `nolock` if that is safe"
+    );
     // Another server of ours would write, too: the lock stays.
-    let opener = Elsewhere {
-        holder: LockHolder::Process {
-            pid: 7,
-            name: "pvblk".into(),
-        },
-        ..Elsewhere::new()
-    };
-    opener.file("disk", 1 << 20);
-    let (opener, need) = self::need(opener);
-    let first = open(&need, "file:/elsewhere/disk").expect("a volume");
-    let error = open(&need, "file:/elsewhere/disk").map(drop);
-    let error = error.expect_err("locked").to_string();
+    let error = locked_by("pvblk");
     assert!(
         error.contains("--control") && !error.contains("nolock"),
         "{error}"
     );
-    drop((first, opener));
 
     let opener = Elsewhere {
         loop_device: Some("/dev/loop7".into()),

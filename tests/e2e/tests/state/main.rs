@@ -303,7 +303,7 @@ fn gone() -> Result<(), Stop> {
     let said = server.done(&["disk", "add", "c"])?;
     check(said.contains("disk c: serving"), || said.clone())?;
     drop(Connection::open(&server.path("nbd"), "c")?);
-    // Whoever wants an empty one says so.
+    // An empty one is made when the disk is removed and added again.
     server.daemon.stop()?;
     std::fs::remove_file(&here)?;
     server.again()?;
